@@ -1,0 +1,95 @@
+"""Request bodies: counted against the payload limit, then parsed. Called by the handlers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+from starlette.types import Receive, Scope
+
+from infinity_bento.api.exchange import Call, ClientGone, header
+from infinity_bento.errors import InvalidInput, MalformedBody, PayloadTooLarge, UnsupportedMedia
+
+_TYPE_NAMES = {list: "an array", str: "a string", int: "a number", float: "a number", bool: "a boolean"}
+
+
+async def read_json(call: Call) -> dict[str, Any]:
+    """The JSON object in the body of ``call``.
+
+    Raises:
+        UnsupportedMedia: The content type is not JSON, or the body is compressed.
+        PayloadTooLarge: More bytes than ``payload_limit``, by Content-Length or by count.
+        MalformedBody: Not JSON; the text names line and column.
+        InvalidInput: JSON, but not an object.
+        ClientGone: The client hung up while sending.
+    """
+    _check_media(call.scope)
+    raw = await read_bytes(call.scope, call.receive, call.context.settings.payload_limit)
+    value = _parse(raw)
+    if type(value) is not dict:
+        kind = _TYPE_NAMES.get(type(value), "null")
+        raise InvalidInput(f"The body is {kind}; send one JSON object with the fields of this route.")
+    return value
+
+
+async def read_bytes(scope: Scope, receive: Receive, limit: int) -> bytes:
+    """The body, at most ``limit`` bytes of it held in memory.
+
+    Raises:
+        PayloadTooLarge: More than ``limit`` bytes.
+        ClientGone: The client hung up while sending.
+    """
+    declared = header(scope, b"content-length")
+    if declared is not None and declared.isdigit() and int(declared[:20]) > limit:
+        raise _too_large(f"{int(declared[:20])} bytes", limit)
+    message = await receive()
+    if message["type"] == "http.request" and not message.get("more_body", False):  # the usual case: one chunk
+        body: bytes = message.get("body", b"")
+        if len(body) > limit:
+            raise _too_large(f"{len(body)} bytes", limit)
+        return body
+    chunks: list[bytes] = []
+    size = 0
+    while True:
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        chunk = message.get("body", b"")
+        size += len(chunk)
+        if size > limit:
+            raise _too_large(f"more than {limit} bytes", limit)
+        chunks.append(chunk)
+        if not message.get("more_body", False):
+            return b"".join(chunks)
+        message = await receive()
+
+
+def _too_large(size: str, limit: int) -> PayloadTooLarge:
+    return PayloadTooLarge(
+        f"The body has {size}; the limit is {limit} bytes (payload_limit). Split the inputs over several requests."
+    )
+
+
+def _check_media(scope: Scope) -> None:
+    """Refuse bodies that are not plain JSON; a missing content type counts as JSON."""
+    for name, value in scope["headers"]:
+        if name == b"content-type":
+            media = value.split(b";", 1)[0].strip().lower()
+            if media and media != b"application/json" and not media.endswith(b"+json"):
+                shown = media[:80].decode("latin-1")
+                raise UnsupportedMedia(f"Content-Type {shown!r} is not read here; send application/json.")
+        elif name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
+            shown = value[:80].decode("latin-1")
+            raise UnsupportedMedia(f"Content-Encoding {shown!r} is not read here; send the body uncompressed.")
+
+
+def _parse(raw: bytes) -> Any:
+    """JSON to Python, with the position of a mistake in the error."""
+    if not raw:
+        raise MalformedBody("The body is empty; send one JSON object with the fields of this route.")
+    try:
+        return orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise MalformedBody(
+            f"The body is not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}; "
+            "correct it there and send UTF-8 JSON."
+        ) from None

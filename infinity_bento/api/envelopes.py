@@ -1,0 +1,184 @@
+"""One error value, two published shapes: the OpenAI and the TEI envelope, with the statuses of each contract.
+
+Routes and middleware turn every ``InfinityError`` into a ``Reply`` here; the OpenAPI document is generated from the
+same tables.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from infinity_bento.api.exchange import Headers, Reply
+from infinity_bento.errors import (
+    BatchTooLarge,
+    CapacityError,
+    ClientError,
+    ConfigError,
+    DeadlineExceeded,
+    EmptyInput,
+    InfinityError,
+    InputTooLong,
+    InvalidInput,
+    LoadError,
+    MethodNotAllowed,
+    NotReady,
+    Overloaded,
+    PayloadTooLarge,
+    ServerError,
+    Unauthorized,
+    UnknownRoute,
+    UnsupportedMedia,
+    UnsupportedTask,
+)
+
+ErrorClass = type[InfinityError]
+
+# Raised while starting, never on the wire.
+START_ONLY: tuple[ErrorClass, ...] = (ConfigError, LoadError)
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """How one published contract reports errors.
+
+    Args:
+        name: Shown in the API document.
+        statuses: Where the contract fixes another status than the error class; subclasses inherit.
+        envelope: Error value -> JSON body.
+        schema: JSON schema of that body.
+    """
+
+    name: str
+    statuses: Mapping[ErrorClass, int]
+    envelope: Callable[[InfinityError], dict[str, Any]]
+    schema: Mapping[str, Any]
+
+    def status_of(self, error_class: ErrorClass) -> int:
+        """The HTTP status of this class in this dialect."""
+        return int(_nearest(self.statuses, error_class, error_class.status))
+
+    def reply(self, error: InfinityError, *, status: int | None = None) -> Reply:
+        """The complete answer, with ``Retry-After`` or ``WWW-Authenticate`` where the error calls for it."""
+        headers: Headers = []
+        if isinstance(error, CapacityError):
+            headers.append((b"retry-after", b"%d" % error.retry_after_seconds))
+        if isinstance(error, Unauthorized):
+            headers.append((b"www-authenticate", b"Bearer"))
+        return Reply.of_json(self.envelope(error), status or self.status_of(type(error)), headers)
+
+
+def located(error: InfinityError, path: str) -> InfinityError:
+    """A copy of ``error`` whose text and ``param`` name the field it belongs to, such as ``input[3]``."""
+    clone = copy.copy(error)
+    clone.message = f"`{path}`: {error.message}"
+    clone.param = path
+    return clone
+
+
+def wire_errors() -> Iterator[ErrorClass]:
+    """Every error class that a documented route can answer with, parents first."""
+    pending: list[ErrorClass] = [InfinityError]
+    while pending:
+        for child in pending.pop(0).__subclasses__():
+            # Subclasses that tests or users define elsewhere are no part of the published document.
+            if child.__module__ != InfinityError.__module__ or issubclass(child, START_ONLY):
+                continue
+            pending.append(child)
+            if child not in (ClientError, CapacityError, UnknownRoute, MethodNotAllowed):
+                yield child
+
+
+def from_status(status: int, message: str) -> InfinityError:
+    """The error class that fits an answer of which only status and text are known."""
+    by_status: dict[int, ErrorClass] = {
+        401: Unauthorized,
+        404: UnknownRoute,
+        405: MethodNotAllowed,
+        413: PayloadTooLarge,
+        415: UnsupportedMedia,
+        422: InvalidInput,
+        429: Overloaded,
+        503: NotReady,
+        504: DeadlineExceeded,
+    }
+    return by_status.get(status, ClientError if status < 500 else ServerError)(message)
+
+
+def _nearest(table: Mapping[ErrorClass, Any], error_class: ErrorClass, default: Any) -> Any:
+    """The entry of the class itself or of its closest parent."""
+    for parent in error_class.__mro__:
+        if parent in table:
+            return table[parent]
+    return default
+
+
+# OpenAI: a bad value is a 400. The words in ``type`` are the ones its client libraries know.
+_OPENAI_TYPES: dict[ErrorClass, str] = {
+    ClientError: "invalid_request_error",
+    Unauthorized: "authentication_error",
+    Overloaded: "rate_limit_error",
+    CapacityError: "server_error",
+    ServerError: "server_error",
+}
+
+
+def _openai_envelope(error: InfinityError) -> dict[str, Any]:
+    kind = _nearest(_OPENAI_TYPES, type(error), "server_error")
+    return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
+
+
+OPENAI = Dialect(
+    name="OpenAI",
+    statuses={InvalidInput: 400},
+    envelope=_openai_envelope,
+    schema={
+        "type": "object",
+        "required": ["error"],
+        "properties": {
+            "error": {
+                "type": "object",
+                "required": ["message", "type", "param", "code"],
+                "properties": {
+                    "message": {"type": "string", "description": "What is wrong, what is allowed, what to do."},
+                    "type": {"type": "string", "enum": sorted(set(_OPENAI_TYPES.values()))},
+                    "param": {"type": ["string", "null"], "description": "The field at fault, such as `input[3]`."},
+                    "code": {"type": "string", "description": "Stable name of the error."},
+                },
+            }
+        },
+    },
+)
+
+# TEI: its server answers 422 to too-long inputs and too-large batches although its document says 413; clients see the
+# server. A task that the model cannot do is "Backend" 424, as is its failure everywhere.
+_TEI_TYPES: dict[ErrorClass, str] = {
+    ClientError: "Validation",
+    EmptyInput: "Empty",
+    UnsupportedTask: "Backend",
+    CapacityError: "Unhealthy",
+    Overloaded: "Overloaded",
+    DeadlineExceeded: "Overloaded",
+    ServerError: "Backend",
+}
+
+
+def _tei_envelope(error: InfinityError) -> dict[str, Any]:
+    return {"error": error.message, "error_type": _nearest(_TEI_TYPES, type(error), "Backend")}
+
+
+TEI = Dialect(
+    name="TEI",
+    statuses={InputTooLong: 422, BatchTooLarge: 422, UnsupportedTask: 424},
+    envelope=_tei_envelope,
+    schema={
+        "type": "object",
+        "required": ["error", "error_type"],
+        "properties": {
+            "error": {"type": "string", "description": "What is wrong, what is allowed, what to do."},
+            "error_type": {"type": "string", "enum": sorted(set(_TEI_TYPES.values()))},
+        },
+    },
+)

@@ -1,0 +1,133 @@
+"""The OpenAPI 3.1 document, generated from the route table, the schemas of the dialects and the error classes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from infinity_bento.api.envelopes import ErrorClass, wire_errors
+from infinity_bento.api.routes import Route
+from infinity_bento.core import ModelInfo, Task
+from infinity_bento.errors import NotReady, ServerError, Unauthorized
+
+Schemas = Mapping[str, Mapping[str, Any]]
+
+MODEL_PLACEHOLDER = "$MODEL"
+_SECURITY_SCHEME = "bearer"
+_ANSWER_HEADERS = {
+    "x-request-id": {"description": "The caller's id if it sent one, else a new one.", "schema": {"type": "string"}},
+    "server-timing": {
+        "description": "Milliseconds: total; for inference also tokenize, queue and inference (mean over the inputs).",
+        "schema": {"type": "string"},
+    },
+}
+_RETRY_HEADER = {"description": "Whole seconds to wait.", "schema": {"type": "integer", "minimum": 1}}
+
+
+def build_document(
+    routes: Iterable[Route], schemas: Schemas, models: Sequence[ModelInfo], *, version: str, with_key: bool
+) -> dict[str, Any]:
+    """The document of this server.
+
+    Args:
+        routes: The route table; aliases become paths of their own, marked as such.
+        schemas: Schema name -> JSON schema, for bodies and answers.
+        models: The loaded models; their names replace ``$MODEL`` in the examples.
+        version: Version of this package.
+        with_key: Inference routes need an API key.
+    """
+    rows = list(routes)
+    paths: dict[str, dict[str, Any]] = {}
+    for route in rows:
+        for path in route.paths:
+            paths.setdefault(path, {})[route.method.lower()] = _operation(route, path, models, with_key=with_key)
+    components: dict[str, Any] = {"schemas": {**schemas, **_error_schemas(rows)}}
+    if with_key:
+        components["securitySchemes"] = {_SECURITY_SCHEME: {"type": "http", "scheme": "bearer"}}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "infinity-bento", "version": version, "description": "Embeddings without padding."},
+        "paths": paths,
+        "components": components,
+    }
+
+
+def example_body(route: Route, models: Sequence[ModelInfo]) -> Any:
+    """The example of a route with a loaded model's name in it; None if the route has none."""
+    return _substitute(route.example, _model_name(route.task, models)) if route.example is not None else None
+
+
+def _operation(route: Route, path: str, models: Sequence[ModelInfo], *, with_key: bool) -> dict[str, Any]:
+    alias = "" if path == route.paths[0] else f" (alias of {route.paths[0]})"
+    name = path.strip("/").replace("/", "_").replace("-", "_").replace(".", "_") or "root"
+    operation: dict[str, Any] = {
+        "operationId": f"{route.method.lower()}_{name}",
+        "summary": route.summary + alias,
+        "tags": [route.dialect.name if route.request or not route.is_open else "Server"],
+        "responses": _responses(route, with_key=with_key),
+    }
+    if route.request is not None:
+        content: dict[str, Any] = {"schema": _ref(route.request)}
+        if route.example is not None:
+            content["example"] = example_body(route, models)
+        operation["requestBody"] = {"required": True, "content": {"application/json": content}}
+    if with_key and not route.is_open:
+        operation["security"] = [{_SECURITY_SCHEME: []}]
+    return operation
+
+
+def _responses(route: Route, *, with_key: bool) -> dict[str, Any]:
+    """The 200, then one entry per status that this route's errors have in its dialect."""
+    ok = {"schema": _ref(route.response)}
+    responses: dict[str, Any] = {"200": {"description": "OK", "headers": _ANSWER_HEADERS, "content": {route.media: ok}}}
+    by_status: dict[int, list[ErrorClass]] = {}
+    for error_class in _errors_of(route, with_key=with_key):
+        by_status.setdefault(route.dialect.status_of(error_class), []).append(error_class)
+    for status, classes in sorted(by_status.items()):
+        text = "\n".join(f"- `{cls.code}`: {_first_line(cls)}" for cls in classes)
+        headers: dict[str, Any] = dict(_ANSWER_HEADERS)
+        if status in (429, 503, 504):
+            headers["retry-after"] = _RETRY_HEADER
+        content = {"application/json": {"schema": _ref(_error_schema_name(route))}}
+        responses[str(status)] = {"description": text, "headers": headers, "content": content}
+    for status, schema in (route.statuses or {}).items():
+        content = {"application/json": {"schema": _ref(schema)}}
+        responses[str(status)] = {"description": "Not ready", "headers": _ANSWER_HEADERS, "content": content}
+    return responses
+
+
+def _errors_of(route: Route, *, with_key: bool) -> list[ErrorClass]:
+    """All of them where a model runs; elsewhere the few that can happen."""
+    possible = wire_errors() if route.request is not None else (ServerError, NotReady, Unauthorized)
+    keyed = with_key and not route.is_open
+    return [error_class for error_class in possible if keyed or error_class is not Unauthorized]
+
+
+def _error_schemas(routes: Iterable[Route]) -> dict[str, Any]:
+    return {_error_schema_name(route): dict(route.dialect.schema) for route in routes}
+
+
+def _error_schema_name(route: Route) -> str:
+    return f"{route.dialect.name}Error"
+
+
+def _first_line(error_class: ErrorClass) -> str:
+    return (inspect.getdoc(error_class) or error_class.__name__).splitlines()[0]
+
+
+def _ref(name: str) -> dict[str, str]:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def _model_name(task: Task | None, models: Sequence[ModelInfo]) -> str | None:
+    """The first model that can do the task."""
+    return next((model.name for model in models if task is None or task in model.tasks), None)
+
+
+def _substitute(value: Any, name: str | None) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _substitute(inner, name) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_substitute(inner, name) for inner in value]
+    return name if value == MODEL_PLACEHOLDER else value

@@ -1,0 +1,86 @@
+"""Liveness, readiness and health. Rows of the table in ``app.py`` point here, and the BentoML service delegates its own
+``/livez`` and ``/readyz`` to ``livez_reply`` and ``readyz_reply``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from infinity_bento.api.envelopes import TEI
+from infinity_bento.api.exchange import Call, Reply
+from infinity_bento.api.protocol import EngineLike
+from infinity_bento.core import EngineStatus
+from infinity_bento.errors import NotReady
+
+
+async def livez_reply() -> Reply:
+    """200 while the process can answer at all."""
+    return Reply.of_json({"alive": True})
+
+
+async def readyz_reply(engine: EngineLike) -> Reply:
+    """200 when every model answers, else 503; the body says how far loading is, or why it failed."""
+    status = engine.status()
+    body = {
+        "ready": status.ready,
+        "stage": status.stage,
+        "stage_number": status.stage_number,
+        "stage_count": status.stage_count,
+        "elapsed_seconds": round(status.elapsed_seconds, 3),
+        "error": status.error,
+    }
+    if status.ready:
+        return Reply.of_json(body)
+    return Reply.of_json(body, 503, [(b"retry-after", b"1")])
+
+
+async def health_reply(engine: EngineLike) -> Reply:
+    """TEI's health: 200 with an empty object, or 503 in its error shape."""
+    status = engine.status()
+    return Reply.of_json({}) if status.ready else TEI.reply(not_ready(status))
+
+
+async def livez(call: Call) -> Reply:
+    """GET /livez and /healthz."""
+    return await livez_reply()
+
+
+async def readyz(call: Call) -> Reply:
+    """GET /readyz."""
+    return await readyz_reply(call.engine)
+
+
+async def health(call: Call) -> Reply:
+    """GET /health and /ping."""
+    return await health_reply(call.engine)
+
+
+def not_ready(status: EngineStatus) -> NotReady:
+    """Why no model answers yet, or ever."""
+    if status.error is not None:
+        return NotReady(
+            f"Loading failed in stage {status.stage_number} of {status.stage_count} ({status.stage}): {status.error} "
+            "Correct that and restart the server."
+        )
+    return NotReady(
+        f"The models are still loading: stage {status.stage_number} of {status.stage_count} ({status.stage}), "
+        f"{status.elapsed_seconds:.1f} s so far. Retry when GET /readyz answers 200."
+    )
+
+
+SCHEMAS: dict[str, dict[str, Any]] = {
+    "Liveness": {"type": "object", "required": ["alive"], "properties": {"alive": {"const": True}}},
+    "Readiness": {
+        "type": "object",
+        "required": ["ready", "stage", "stage_number", "stage_count", "elapsed_seconds", "error"],
+        "properties": {
+            "ready": {"type": "boolean"},
+            "stage": {"type": "string", "description": "Name of the current or last stage of loading."},
+            "stage_number": {"type": "integer", "minimum": 1},
+            "stage_count": {"type": "integer", "minimum": 1},
+            "elapsed_seconds": {"type": "number", "description": "Since loading began."},
+            "error": {"type": ["string", "null"], "description": "Why loading failed."},
+        },
+    },
+    "Health": {"type": "object", "maxProperties": 0},
+}

@@ -1,0 +1,126 @@
+"""What a route is: one row of the table in ``app.py``, from which Starlette routes, middleware and the OpenAPI
+document are made. ``Endpoint`` runs a row's handler and turns its errors into the row's dialect.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.types import Receive, Scope, Send
+
+from infinity_bento.api.envelopes import OPENAI, TEI, Dialect
+from infinity_bento.api.exchange import ApiContext, Call, ClientGone, Handler, RequestState
+from infinity_bento.core import Task
+from infinity_bento.errors import InfinityError, MethodNotAllowed, ServerError, UnknownRoute
+
+logger = logging.getLogger(__name__)
+
+_SHOWN_PATH_CHARACTERS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One row: where it is, what runs, and how it is documented.
+
+    Args:
+        paths: All paths it answers on; the first one is the documented name, the others are aliases.
+        method: ``GET`` or ``POST``.
+        handler: ``Call`` -> ``Reply``; raises ``InfinityError``.
+        dialect: The shape of its errors.
+        summary: One line for the document.
+        response: Schema of the 200 answer, by name.
+        request: Schema of the body, by name; None for routes without a body.
+        task: What the model must be able to do; None for routes about the server.
+        example: A body that works as it is, ``$MODEL`` standing for a loaded model's name.
+        media: Content type of the 200 answer.
+        statuses: Further statuses with their own schema, such as the 503 of a probe.
+        is_open: No API key and no time limit: probes, metrics, documents.
+    """
+
+    paths: tuple[str, ...]
+    method: str
+    handler: Handler
+    dialect: Dialect
+    summary: str
+    response: str
+    request: str | None = None
+    task: Task | None = None
+    example: Mapping[str, Any] | None = None
+    media: str = "application/json"
+    statuses: Mapping[int, str] | None = None
+    is_open: bool = False
+
+
+class RouteIndex:
+    """Answers middleware's questions about a path, known or not."""
+
+    def __init__(self, routes: Iterable[Route]) -> None:
+        self._by_path = {path: route for route in routes for path in route.paths}
+        self._open = frozenset(path for path, route in self._by_path.items() if route.is_open)
+
+    def dialect_of(self, path: str) -> Dialect:
+        """The error shape a caller of this path expects."""
+        route = self._by_path.get(path)
+        if route is not None:
+            return route.dialect
+        return OPENAI if path.startswith("/v1/") else TEI
+
+    def is_open(self, path: str) -> bool:
+        """Whether the path needs no API key and has no time limit."""
+        return path in self._open
+
+    def unknown(self, method: str, path: str) -> UnknownRoute:
+        """The error for a path nobody serves, with the ones that look alike."""
+        close = difflib.get_close_matches(path[:_SHOWN_PATH_CHARACTERS], self._by_path, n=3, cutoff=0.5)
+        hint = f"did you mean {' or '.join(close)}? " if close else ""
+        return UnknownRoute(f"There is no route {method} {shown_path(path)}; {hint}All routes are listed at GET /docs.")
+
+    def wrong_method(self, method: str, path: str, allowed: str) -> MethodNotAllowed:
+        """The error for a path that exists for other methods only."""
+        use = allowed or "another method; GET /docs lists the routes"
+        return MethodNotAllowed(f"{method} is not allowed on {shown_path(path)}; use {use}.")
+
+
+class Endpoint:
+    """A route as an ASGI application: handler in, reply or error envelope out."""
+
+    def __init__(self, route: Route, context: ApiContext) -> None:
+        self._handler = route.handler
+        self._dialect = route.dialect
+        self._context = context
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        state = RequestState.of(scope)
+        try:
+            reply = await self._handler(Call(scope, receive, state, self._context))
+        except InfinityError as error:
+            self._context.metrics.count_error(error.code)
+            if isinstance(error, ServerError):
+                logger.error("request %s: %s", state.request_id, error)
+            reply = self._dialect.reply(error)
+        except ClientGone:
+            self._context.metrics.count_error("client_gone")
+            return
+        except Exception:
+            logger.exception("request %s: unexpected failure in %s", state.request_id, scope["path"])
+            self._context.metrics.count_error(ServerError.code)
+            reply = self._dialect.reply(unexpected(state.request_id))
+        await reply(scope, receive, send)
+
+
+def unexpected(request_id: str) -> ServerError:
+    """What a caller learns of a fault in this server: nothing of its inside, and how to have it found."""
+    return ServerError(
+        f"The server failed on request {request_id} through a fault of its own, not of the input; the cause is in the "
+        "server's log under that id. Retry once, and report the id if it fails again."
+    )
+
+
+def shown_path(path: str) -> str:
+    """A path that is safe and short enough for an error text."""
+    return path[:_SHOWN_PATH_CHARACTERS].encode("utf-8", "replace").decode()

@@ -1,0 +1,85 @@
+"""Packed attention as dense SDPA calls, one per distinct length. Any device, any dtype; the CPU default.
+
+Sequences are packed in order of length, so those of one length are neighbours and form a strided ``[n, N, L, H]`` view
+of the packed tensor: no copy, no mask, no padding.
+
+Shape suffixes: T packed tokens, N heads, L length of a group, H head size.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from infinity_bento.batching.packing import PackedBatch
+
+if TYPE_CHECKING:
+    from infinity_bento.attention.interface import AttentionSpec
+
+
+def run(query: Tensor, key: Tensor, value: Tensor, packed: PackedBatch, spec: AttentionSpec) -> Tensor:
+    """Attention within each sequence.
+
+    Args:
+        query: ``[1, N, T, H]``.
+        key: ``[1, N_kv, T, H]``, ``N`` a multiple of ``N_kv``.
+        value: ``[1, N_kv, T, H_v]``.
+        packed: The batch whose ``groups`` cut the T axis.
+        spec: Scale, direction, window and softcap.
+
+    Returns:
+        ``[1, T, N, H_v]``, contiguous.
+    """
+    heads, tokens = query.shape[1], query.shape[2]
+    repeats = heads // key.shape[1]
+    out = query.new_empty((tokens, heads, value.shape[-1]))
+    for group in packed.groups:
+        end = group.start + group.count * group.length
+        shape = (group.count, group.length)
+        # [1, N, T, H] -> [n, N, L, H]: the T axis is split, not copied.
+        q, k, v = (x[0, :, group.start : end].unflatten(1, shape).transpose(0, 1) for x in (query, key, value))
+        mask = window_mask(group.length, packed, spec)
+        causal = spec.causal and mask is None and group.length > 1
+        if spec.softcap is not None:
+            context = softcapped(q, k, v, mask, causal, repeats, spec)
+        else:
+            context = F.scaled_dot_product_attention(
+                q, k, v, attn_mask=mask, is_causal=causal, scale=spec.scale, enable_gqa=repeats != 1
+            )
+        out[group.start : end].unflatten(0, shape).copy_(context.transpose(1, 2))
+    return out.unsqueeze(0)
+
+
+def window_mask(length: int, packed: PackedBatch, spec: AttentionSpec) -> Tensor | None:
+    """``[L, L]`` bool, True where attention is allowed; None where the window covers the whole sequence."""
+    if spec.window is None or length <= spec.window:
+        return None
+    key = ("window", length, spec.window, spec.causal)
+    mask = packed.cache.get(key)
+    if mask is None:
+        positions = torch.arange(length, device=packed.device)
+        distance = positions[:, None] - positions[None, :]
+        if spec.causal:
+            mask = (distance >= 0) & (distance < spec.window)
+        else:
+            mask = distance.abs() < spec.window
+        packed.cache[key] = mask
+    return mask
+
+
+def softcapped(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, repeats: int, spec: AttentionSpec
+) -> Tensor:
+    """Attention with ``softcap * tanh(scores / softcap)``, which SDPA has no argument for; shapes as in ``run``."""
+    assert spec.softcap is not None
+    k, v = (x.repeat_interleave(repeats, 1) for x in (k, v))
+    scores = torch.tanh((q @ k.transpose(-1, -2)) * (spec.scale / spec.softcap)) * spec.softcap
+    if causal:
+        length = q.shape[-2]
+        mask = torch.ones(length, length, dtype=torch.bool, device=q.device).tril()
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf"))
+    return scores.softmax(-1, dtype=torch.float32).to(v.dtype) @ v

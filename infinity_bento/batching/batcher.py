@@ -1,0 +1,118 @@
+"""The queue of one model: first in, first out, bounded in tokens, taken in batches under a token budget.
+
+Tokenizer workers put, device lanes take. There is no linger: a lane that is free takes what waits, so a lone request
+runs at once and a busy device finds full batches.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from infinity_bento.batching.ticket import Entry
+from infinity_bento.errors import Overloaded
+
+
+class Batcher:
+    """A FIFO of entries.
+
+    Args:
+        token_budget: Most tokens of one batch; no entry may be longer (the engine sees to that at start).
+        max_requests: Most entries of one batch; None: no limit.
+        max_queue_tokens: Most waiting tokens. An entry is always accepted while nothing waits.
+        on_dropped: Called with the number of entries skipped because their caller had gone.
+    """
+
+    def __init__(
+        self,
+        token_budget: int,
+        *,
+        max_requests: int | None = None,
+        max_queue_tokens: int,
+        on_dropped: Callable[[int], None] = lambda count: None,
+    ) -> None:
+        self.token_budget = token_budget
+        self.max_requests = max_requests
+        self.max_queue_tokens = max_queue_tokens
+        self._on_dropped = on_dropped
+        self._entries: deque[Entry] = deque()
+        self._tokens = 0
+        self._closed = False
+        self._changed = threading.Condition()
+
+    @property
+    def queued_tokens(self) -> int:
+        """Tokens that wait now."""
+        return self._tokens
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def put(self, entries: Sequence[Entry]) -> None:
+        """Append all entries or none.
+
+        Raises:
+            Overloaded: If the queue would hold more than ``max_queue_tokens`` and something already waits.
+        """
+        tokens = sum(entry.tokens for entry in entries)
+        with self._changed:
+            if self._entries and self._tokens + tokens > self.max_queue_tokens:
+                raise Overloaded(
+                    f"the queue holds {self._tokens} tokens and this request adds {tokens}, more than the limit of "
+                    f"{self.max_queue_tokens}: retry later, or send less at once"
+                )
+            self._entries.extend(entries)
+            self._tokens += tokens
+            # One waiting lane is enough: it wakes the next one if it leaves something behind.
+            self._changed.notify()
+
+    def take(self, limit: int | None = None, *, block: bool = True) -> list[Entry] | None:
+        """The next batch.
+
+        Args:
+            limit: Stop at this many tokens, below the token budget; a longer entry still comes alone.
+            block: Wait for an entry; otherwise return an empty list when nothing waits.
+
+        Returns:
+            At least one entry in order of arrival, an empty list (only without ``block``), or None once closed.
+        """
+        budget = self.token_budget if limit is None else min(limit, self.token_budget)
+        batch: list[Entry] = []
+        with self._changed:
+            while True:
+                dropped = self._fill(batch, budget)
+                if dropped:
+                    self._on_dropped(dropped)
+                if batch or self._closed or not block:
+                    break
+                self._changed.wait()
+            if self._entries:
+                self._changed.notify()
+        return None if self._closed and not batch else batch
+
+    def _fill(self, batch: list[Entry], budget: int) -> int:
+        """Move entries from the front into ``batch``; returns how many were skipped as abandoned."""
+        tokens = dropped = 0
+        while self._entries:
+            entry = self._entries[0]
+            if entry.ticket.abandoned:
+                dropped += 1
+            elif batch and (tokens + entry.tokens > budget or len(batch) == self.max_requests):
+                break
+            else:
+                batch.append(entry)
+                tokens += entry.tokens
+            self._entries.popleft()
+            self._tokens -= entry.tokens
+        return dropped
+
+    def close(self) -> list[Entry]:
+        """Wake all takers for good; returns what was still waiting, for the caller to refuse."""
+        with self._changed:
+            self._closed = True
+            left = list(self._entries)
+            self._entries.clear()
+            self._tokens = 0
+            self._changed.notify_all()
+        return left

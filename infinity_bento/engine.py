@@ -1,0 +1,390 @@
+"""The engine: several models in one process, and the one way in. Free of torch until it loads.
+
+``submit`` is where every door ends: the wire dialects, the BentoML methods and bulk jobs. An item goes from there
+through admission, a tokenizer worker, the model's queue and a device lane, and comes back as a ``Result`` or an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from infinity_bento.batching.batcher import Batcher
+from infinity_bento.batching.ticket import Entry, Ticket
+from infinity_bento.core import EngineStatus, Item, ModelInfo, Outcome, Task
+from infinity_bento.errors import (
+    BatchTooLarge,
+    CapacityError,
+    DeadlineExceeded,
+    EmptyInput,
+    InfinityError,
+    InvalidInput,
+    NotReady,
+    Overloaded,
+    UnknownModel,
+    UnsupportedTask,
+)
+from infinity_bento.inputs.tokenization import Encodings, TokenizerPool
+from infinity_bento.telemetry.startup import Stages
+
+if TYPE_CHECKING:
+    from infinity_bento.runners.lane import Lane
+    from infinity_bento.settings import Settings
+    from infinity_bento.telemetry.metrics import Metrics
+
+logger = logging.getLogger(__name__)
+
+# A full queue is worth at most this much waiting; beyond it the client should go elsewhere.
+MAX_RETRY_AFTER_SECONDS = 60
+
+
+class ServedModel:
+    """One loaded model: its limits, tokenizer workers, queue and lanes. Built by ``loading.load_model``."""
+
+    def __init__(self, info: ModelInfo, pool: TokenizerPool, batcher: Batcher, lanes: Sequence[Lane]) -> None:
+        self.info = info
+        self.pool = pool
+        self.batcher = batcher
+        self.lanes = list(lanes)
+        self._in_flight = 0
+        self._tokens_per_second = 0.0  # moving average over batches, all lanes together
+        self._lock = threading.Lock()
+
+    @property
+    def in_flight(self) -> int:
+        """Inputs admitted and not answered yet."""
+        return self._in_flight
+
+    @property
+    def alive(self) -> bool:
+        """Whether every device thread still runs."""
+        return all(lane.is_alive() for lane in self.lanes)
+
+    def admit(self, inputs: int) -> int:
+        """Take permits for a request, at once or not at all; returns how many to ``release``.
+
+        A request larger than the whole limit is admitted when nothing else is in flight, so that it is not refused
+        for ever.
+
+        Raises:
+            BatchTooLarge: If the request has more inputs than ``max_client_batch_size``.
+            Overloaded: If the permits are taken.
+        """
+        most = self.info.max_client_batch_size
+        if inputs > most:
+            raise BatchTooLarge(
+                f"the request has {inputs} inputs, more than the limit of {most} (max-client-batch-size): split it"
+            )
+        limit = self.info.max_concurrent_requests
+        permits = min(inputs, limit)
+        with self._lock:
+            if self._in_flight + permits > limit:
+                raise Overloaded(
+                    f"{self._in_flight} inputs are in flight and this request adds {inputs}, more than the limit of "
+                    f"{limit} (max-concurrent-requests): retry later",
+                    retry_after_seconds=self.retry_after_seconds(),
+                )
+            self._in_flight += permits
+        return permits
+
+    def release(self, permits: int) -> None:
+        """Give permits back."""
+        with self._lock:
+            self._in_flight -= permits
+
+    def retry_after_seconds(self) -> int:
+        """Seconds until what waits now should be done, from the recent token rate; between 1 and 60."""
+        if self._tokens_per_second <= 0:
+            return 1
+        return max(1, min(MAX_RETRY_AFTER_SECONDS, round(self.batcher.queued_tokens / self._tokens_per_second)))
+
+    def observe_batch(self, tokens: int, seconds: float) -> None:
+        """Feed the token rate."""
+        rate = len(self.lanes) * tokens / max(seconds, 1e-6)
+        self._tokens_per_second += 0.2 * (rate - self._tokens_per_second)
+
+    def start(self, ticket: Ticket) -> None:
+        """Send a ticket's items on their way; they resolve it."""
+
+        def on_encoded(encodings: Encodings, seconds: float) -> None:
+            self._enqueue(ticket, encodings, seconds)
+
+        self.pool.submit(ticket.items, on_encoded)
+
+    def _enqueue(self, ticket: Ticket, encodings: Encodings, seconds: float) -> None:
+        """In a tokenizer worker: queue what could be tokenised, answer what could not."""
+        if ticket.abandoned:
+            ticket.resolve_rest(_closed_by_caller())
+            return
+        now = time.perf_counter()
+        entries: list[Entry] = []
+        failed: list[tuple[int, InfinityError]] = []
+        for index, encoding in enumerate(encodings):
+            if isinstance(encoding, InfinityError):
+                failed.append((index, encoding))
+            else:
+                entries.append(Entry(ticket, index, encoding, seconds, now))
+        if entries:
+            try:
+                self.batcher.put(entries)
+            except CapacityError as error:
+                failed += [(entry.index, error) for entry in entries]
+        for index, error in failed:
+            ticket.resolve(index, error)
+
+    def close(self) -> None:
+        """Finish the running batches, refuse the waiting entries, end all threads."""
+        self.pool.close()
+        for entry in self.batcher.close():
+            entry.resolve(NotReady("the server is stopping: retry on another replica"))
+        for lane in self.lanes:
+            lane.join()
+
+
+class Engine:
+    """Several served models in one process.
+
+    Args:
+        settings: Which models, and how.
+        metrics: Where counts go; None: nowhere.
+    """
+
+    def __init__(self, settings: Settings, metrics: Metrics | None = None) -> None:
+        self.settings = settings
+        self.metrics = metrics
+        self._models: dict[str, ServedModel] = {}
+        self._closing = False
+        self._stages = Stages(stage_names(settings), logger.info)
+
+    @classmethod
+    def from_settings(cls, settings: Settings, metrics: Metrics | None = None) -> Engine:
+        """An engine with its models loaded and warm; takes seconds.
+
+        Raises:
+            LoadError: If a checkpoint cannot be served.
+            ConfigError: If an option cannot be honoured on this machine.
+        """
+        engine = cls(settings, metrics)
+        engine.load()
+        return engine
+
+    # Loading -----------------------------------------------------------------------------------------------------
+
+    def load(self) -> None:
+        """Load, check and warm up every model, one after the other, in this thread. Raises as ``from_settings``."""
+        stages = self._stages
+        try:
+            with stages.stage(STAGE_IMPORT):
+                from infinity_bento import loading
+                from infinity_bento.runners.lane import BusyLanes
+
+                busy = BusyLanes()
+            for model_settings in self.settings.models:
+                prefix = stage_prefix(self.settings, model_settings.served_model_name)
+                model = loading.load_model(
+                    model_settings, self.settings, stages, prefix=prefix, busy=busy, metrics=self.metrics
+                )
+                self._models[model.info.name] = model
+        except InfinityError as error:
+            stages.fail(error.message)
+            raise
+        except Exception as error:
+            stages.fail(f"loading failed unexpectedly ({type(error).__name__}: {error})")
+            raise
+        stages.ready()
+
+    def status(self) -> EngineStatus:
+        """How far loading is; never blocks."""
+        return self._stages.status()
+
+    @property
+    def alive(self) -> bool:
+        """False once a device thread has died, or loading has failed."""
+        return self.status().error is None and all(model.alive for model in self._models.values())
+
+    # Asking ------------------------------------------------------------------------------------------------------
+
+    def infos(self) -> list[ModelInfo]:
+        """The loaded models, in the order of the settings."""
+        return [model.info for model in self._models.values()]
+
+    def resolve(self, name: str | None, task: Task) -> ModelInfo:
+        """The model that answers a request.
+
+        Args:
+            name: As in the request; None or empty: the only model that can do the task.
+            task: What is asked of it.
+
+        Raises:
+            NotReady: While the models load.
+            UnknownModel: If no served model has this name.
+            UnsupportedTask: If the named model, or no model at all, can do the task.
+            InvalidInput: If several models can and none is named.
+        """
+        self._require_ready()
+        able = [model.info for model in self._models.values() if task in model.info.tasks]
+        if name:
+            model = self._models.get(name)
+            if model is None:
+                raise UnknownModel(
+                    f"model {name!r} is not served here; available: {', '.join(map(repr, self._models))}", param="model"
+                )
+            if task not in model.info.tasks:
+                raise UnsupportedTask(
+                    f"model {name!r} cannot {task.value}; it can {_listed(model.info.tasks)}. "
+                    f"Models that can {task.value}: {', '.join(repr(info.name) for info in able) or 'none'}",
+                    param="model",
+                )
+            return model.info
+        if len(able) == 1:
+            return able[0]
+        if not able:
+            raise UnsupportedTask(
+                f"no served model can {task.value}; served: "
+                + "; ".join(f"{info.name!r} can {_listed(info.tasks)}" for info in self.infos()),
+                param="model",
+            )
+        raise InvalidInput(
+            f"several models can {task.value}: name one of {', '.join(repr(info.name) for info in able)} as model",
+            param="model",
+        )
+
+    async def submit(self, name: str, items: Sequence[Item]) -> list[Outcome]:
+        """Run items on a model; the event loop stays free meanwhile.
+
+        If the awaiting task is cancelled (the client went away, or its time is up), items that still wait are never
+        computed.
+
+        Args:
+            name: A served model's name, as ``resolve`` gives it.
+            items: At least one, at most ``max_client_batch_size``; of tasks this model can do.
+
+        Returns:
+            For each item, in order, its ``Result`` or the error that concerns it alone.
+
+        Raises:
+            NotReady, UnknownModel, EmptyInput, BatchTooLarge, Overloaded: If the request as a whole is refused.
+        """
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+
+        def finish() -> None:
+            if not future.done():
+                future.set_result(None)
+
+        def on_done() -> None:
+            try:
+                loop.call_soon_threadsafe(finish)
+            except RuntimeError:  # the loop was closed while the item was computed: nobody waits any more
+                logger.debug("a result came after its event loop was closed")
+
+        model, permits = self._admit(name, items)
+        ticket = Ticket(items, on_done)
+        try:
+            model.start(ticket)
+            await future
+        except asyncio.CancelledError:
+            ticket.abandon()
+            raise
+        finally:
+            model.release(permits)
+        return _unless_refused(ticket.outcomes())
+
+    def submit_sync(self, name: str, items: Sequence[Item], *, timeout_seconds: float | None = None) -> list[Outcome]:
+        """``submit`` for callers without an event loop; blocks this thread.
+
+        Raises:
+            DeadlineExceeded: After ``timeout_seconds``; what still waits is dropped. Otherwise as ``submit``.
+        """
+        done = threading.Event()
+        model, permits = self._admit(name, items)
+        ticket = Ticket(items, done.set)
+        try:
+            model.start(ticket)
+            if not done.wait(timeout_seconds):
+                ticket.abandon()
+                raise DeadlineExceeded(
+                    f"not answered within {timeout_seconds:g} s: send less at once, or allow more time"
+                )
+        finally:
+            model.release(permits)
+        return _unless_refused(ticket.outcomes())
+
+    def _admit(self, name: str, items: Sequence[Item]) -> tuple[ServedModel, int]:
+        self._require_ready()
+        model = self._models.get(name)
+        if model is None:
+            raise UnknownModel(f"model {name!r} is not served here; available: {', '.join(map(repr, self._models))}")
+        if not items:
+            raise EmptyInput("the list of inputs is empty: send at least one")
+        wrong = next((item.task for item in items if item.task not in model.info.tasks), None)
+        if wrong is not None:
+            raise UnsupportedTask(f"model {name!r} cannot {wrong.value}; it can {_listed(model.info.tasks)}")
+        return model, model.admit(len(items))
+
+    def _require_ready(self) -> None:
+        if self._closing:
+            raise NotReady("the server is stopping: retry on another replica")
+        status = self.status()
+        if status.error is not None:
+            raise NotReady(f"the server could not load its models: {status.error}", retry_after_seconds=60)
+        if not status.ready:
+            raise NotReady(
+                f"models are loading: stage {status.stage_number} of {status.stage_count} ({status.stage}) after "
+                f"{status.elapsed_seconds:.1f} s; retry shortly, or wait for /readyz"
+            )
+
+    # Stopping ----------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Refuse new requests, finish running batches, end all threads. Safe to call twice."""
+        self._closing = True
+        for model in self._models.values():
+            model.close()
+        self._models.clear()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+STAGE_IMPORT = "import libraries"
+MODEL_STAGES = ("find files", "read layout", "load tokenizer and weights", "self-check", "warm up")
+
+
+def stage_prefix(settings: Settings, name: str) -> str:
+    """Stages carry the model's name only where there are several."""
+    return f"{name}: " if len(settings.models) > 1 else ""
+
+
+def stage_names(settings: Settings) -> list[str]:
+    """All stages of a start, in order."""
+    names = [STAGE_IMPORT]
+    for model in settings.models:
+        prefix = stage_prefix(settings, model.served_model_name)
+        names += [prefix + stage for stage in MODEL_STAGES]
+    return names
+
+
+def _unless_refused(outcomes: list[Outcome]) -> list[Outcome]:
+    """A full queue or a stopping server concerns the request as a whole."""
+    for outcome in outcomes:
+        if isinstance(outcome, CapacityError):
+            raise outcome
+    return outcomes
+
+
+def _closed_by_caller() -> InfinityError:
+    return DeadlineExceeded("the caller went away before the input was computed")
+
+
+def _listed(tasks: Sequence[Task]) -> str:
+    return ", ".join(task.value for task in tasks) or "nothing"
+
+

@@ -1,0 +1,237 @@
+"""From the settings of one model to a served model: files, layout, tokenizer, weights, heads, self-check, warm-up.
+
+Called by ``Engine.load`` in its loading thread. This is the one place where checkpoints, models, heads and runners meet.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+# transformers resolves its names lazily, and not safely from two threads at once: what both the tokenizer thread and
+# the weights thread need is resolved here, in the stage that is named after it.
+from transformers import CONFIG_MAPPING, MODEL_MAPPING, AttentionInterface, AutoTokenizer  # noqa: F401
+
+from infinity_bento.batching.batcher import Batcher
+from infinity_bento.checkpoints.preflight import ModelPlan, find_files, read_plan
+from infinity_bento.core import ModelInfo, Task
+from infinity_bento.engine import MODEL_STAGES, ServedModel
+from infinity_bento.errors import ConfigError
+from infinity_bento.heads.build import build_embedding_head, prompt_excluded
+from infinity_bento.heads.embedding import EmbeddingHead
+from infinity_bento.inputs.tokenization import TextRules, TextTokenizer, TokenizerPool, load_text_tokenizer
+from infinity_bento.models.backbone import Backbone, load_backbone
+from infinity_bento.runners.lane import BusyLanes, Lane, LanePlan
+from infinity_bento.runners.runner import Head, Runner
+from infinity_bento.settings import ModelSettings, Settings, available_cpus
+from infinity_bento.telemetry.metrics import Metrics
+from infinity_bento.telemetry.startup import Stages
+
+# On the CPU a bigger batch buys nothing beyond this, and costs latency and memory.
+CPU_BATCH_TOKENS = 1024
+# The queue holds this many full batches; more would only be answered after their clients gave up.
+QUEUE_BATCHES = 32
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+def load_model(
+    settings: ModelSettings,
+    server: Settings,
+    stages: Stages,
+    *,
+    prefix: str,
+    busy: BusyLanes,
+    metrics: Metrics | None,
+) -> ServedModel:
+    """Load one model and start its threads.
+
+    Args:
+        settings: Of this model.
+        server: Of the whole server.
+        stages: Reports progress; its names are ``engine.stage_names``.
+        prefix: Of the stage names of this model.
+        busy: Shared by the models of a process.
+        metrics: Where counts go.
+
+    Raises:
+        LoadError: If the checkpoint cannot be served; names the file and the key.
+        ConfigError: If an option cannot be honoured for this checkpoint or on this machine.
+    """
+    find, read, load, check, warm = (prefix + stage for stage in MODEL_STAGES)
+    with stages.stage(find):
+        found = find_files(settings, server)
+    with stages.stage(read):
+        plan = read_plan(settings, found)
+    device = choose_device(settings.torch_device)
+    dtype = choose_dtype(settings.dtype, device)
+    with stages.stage(load), ThreadPoolExecutor(1, thread_name_prefix="load-tokenizer") as executor:
+        tokenizer_job = executor.submit(load_tokenizer, plan, auto_truncate=settings.auto_truncate)
+        backbone = load_backbone(plan.layout, plan.family, dtype=dtype, device=device)
+        heads = build_heads(plan, settings, backbone)
+        tokenizer = tokenizer_job.result()
+    with stages.stage(check):
+        backbone.self_check()
+    runner = Runner(backbone, heads)
+    lane_plan = plan_lanes(device, settings.max_batch_tokens)
+    with stages.stage(warm):
+        if server.warmup:
+            torch.set_num_threads(lane_plan.lone_threads or torch.get_num_threads())
+            runner.warm_up(lane_plan.batch_tokens, tokenizer.rules.max_input_length)
+    info = describe(settings, plan, tokenizer, backbone, heads)
+    return start(info, tokenizer, runner, lane_plan, busy, metrics)
+
+
+# Device and tokenizer --------------------------------------------------------------------------------------------
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of the option ``torch-device``.
+
+    Raises:
+        ConfigError: If the device is not there.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda":
+        count = torch.cuda.device_count()
+        if (device.index or 0) >= count:
+            raise ConfigError(
+                f"torch-device {name} is not there: this machine shows {count} CUDA devices to torch "
+                f"{torch.__version__}; use cpu or auto, or install a CUDA build of torch and a driver"
+            )
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise ConfigError("torch-device mps is not there: it needs a Mac with Apple silicon; use cpu or auto")
+    return device
+
+
+def choose_dtype(name: str, device: torch.device) -> torch.dtype:
+    """The dtype of the option ``dtype``; ``auto`` is float32 on the CPU and bfloat16 elsewhere."""
+    if name == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    return DTYPES[name]
+
+
+def load_tokenizer(plan: ModelPlan, *, auto_truncate: bool) -> TextTokenizer:
+    """The checkpoint's tokenizer with its text rules."""
+    layout = plan.layout
+    rules = TextRules(
+        max_input_length=plan.max_input_length,
+        vocabulary_size=int(layout.config["vocab_size"]),
+        auto_truncate=auto_truncate,
+        prompts=layout.prompts,
+        default_prompt=plan.default_prompt,
+        lower_case=bool(layout.do_lower_case),
+        report_prompt_length=prompt_excluded(layout),
+    )
+    return load_text_tokenizer(layout.transformer_path, rules)
+
+
+# Heads, threads, start -------------------------------------------------------------------------------------------
+
+
+def build_heads(plan: ModelPlan, settings: ModelSettings, backbone: Backbone) -> dict[Task, Head]:
+    """What this checkpoint can do, by task."""
+    head = build_embedding_head(
+        plan.layout,
+        hidden_size=backbone.hidden_size,
+        device=backbone.device,
+        default_pooling=plan.family.default_pooling,
+        override=settings.pooling,
+    )
+    return {Task.EMBED: head}
+
+
+def plan_lanes(device: torch.device, max_batch_tokens: int) -> LanePlan:
+    """How batches run on a device: on the CPU one lane per core, else one lane that keeps the device busy."""
+    if device.type != "cpu":
+        return LanePlan(1, 0, 0, max_batch_tokens, prefetch=True)
+    cores = available_cpus()
+    return LanePlan(cores, 1, cores, min(CPU_BATCH_TOKENS, max_batch_tokens), prefetch=False)
+
+
+def describe(
+    settings: ModelSettings, plan: ModelPlan, tokenizer: TextTokenizer, backbone: Backbone, heads: Mapping[Task, Head]
+) -> ModelInfo:
+    """What ``/info`` says of a loaded model."""
+    embedding = heads.get(Task.EMBED)
+    dense = embedding if isinstance(embedding, EmbeddingHead) else None
+    return ModelInfo(
+        name=settings.served_model_name,
+        model_id=settings.model_id,
+        revision=plan.found.revision or settings.revision,
+        source=plan.found.source,
+        architecture=plan.layout.model_type,
+        tasks=tuple(heads),
+        device=str(backbone.device),
+        dtype=str(backbone.dtype).removeprefix("torch."),
+        max_input_length=tokenizer.rules.max_input_length,
+        max_batch_tokens=settings.max_batch_tokens,
+        max_batch_requests=settings.max_batch_requests,
+        max_client_batch_size=settings.max_client_batch_size,
+        max_concurrent_requests=settings.max_concurrent_requests,
+        auto_truncate=settings.auto_truncate,
+        tokenization_workers=settings.tokenization_workers,
+        dimensions=dense.dimensions if dense else None,
+        pooling="+".join(dense.poolings) if dense else None,
+        normalize=dense.normalize if dense else False,
+        similarity=plan.layout.similarity,
+        prompts=tokenizer.rules.prompts,
+        default_prompt=tokenizer.rules.default_prompt,
+        attention=backbone.attention_name,
+        notes=plan.notes,
+        created=int(time.time()),
+    )
+
+
+def start(
+    info: ModelInfo,
+    tokenizer: TextTokenizer,
+    runner: Runner,
+    plan: LanePlan,
+    busy: BusyLanes,
+    metrics: Metrics | None,
+) -> ServedModel:
+    """Start the threads of a loaded model."""
+
+    def on_dropped(count: int) -> None:
+        if metrics is not None:
+            metrics.count_dropped(info.name, count)
+
+    def on_retry(count: int) -> None:
+        if metrics is not None:
+            metrics.count_retried(info.name)
+
+    def on_batch(size: int, tokens: int, seconds: float) -> None:
+        model.observe_batch(tokens, seconds)
+        if metrics is not None:
+            metrics.observe_batch(info.name, size, tokens)
+            metrics.set_queue(info.name, len(batcher), batcher.queued_tokens)
+
+    batcher = Batcher(
+        info.max_batch_tokens,
+        max_requests=info.max_batch_requests,
+        max_queue_tokens=QUEUE_BATCHES * info.max_batch_tokens,
+        on_dropped=on_dropped,
+    )
+    lanes = [
+        Lane(
+            f"lane-{info.name}-{number}",
+            batcher=batcher,
+            runner=runner,
+            plan=plan,
+            busy=busy,
+            on_batch=on_batch,
+            on_retry=on_retry,
+        )
+        for number in range(plan.lanes)
+    ]
+    pool = TokenizerPool(tokenizer, info.tokenization_workers, info.name)
+    model = ServedModel(info, pool, batcher, lanes)
+    for lane in lanes:
+        lane.start()
+    return model

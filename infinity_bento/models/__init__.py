@@ -1,0 +1,1 @@
+"""Backbones: packed batches in, hidden states out. Never imports heads."""

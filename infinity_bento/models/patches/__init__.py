@@ -1,0 +1,1 @@
+"""Per-instance patches for the few families whose attention must be taught packing; modules and weights stay."""

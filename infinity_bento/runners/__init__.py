@@ -1,0 +1,1 @@
+"""Runners: one checkpoint on one device."""

@@ -1,0 +1,1 @@
+"""Metrics, logging and the start-up report; each thing declared once."""

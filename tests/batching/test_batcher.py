@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from infinity_bento.batching.batcher import Batcher
+from infinity_bento.batching.ticket import Entry, Ticket
+from infinity_bento.core import Encoded, Item, Task
+from infinity_bento.errors import Overloaded
+
+
+def entry(tokens: int, ticket: Ticket | None = None) -> Entry:
+    ticket = ticket or Ticket([Item(Task.EMBED, text="x")], lambda: None)
+    return Entry(ticket, 0, Encoded([1] * tokens), 0.0, 0.0)
+
+
+def sizes(batch: list[Entry] | None) -> list[int]:
+    assert batch is not None
+    return [one.tokens for one in batch]
+
+
+@given(
+    st.lists(st.integers(1, 50), max_size=60),
+    st.integers(50, 200),
+    st.one_of(st.none(), st.integers(1, 9)),
+    st.one_of(st.none(), st.integers(1, 100)),
+)
+def test_batches_are_fifo_and_within_the_budget(
+    lengths: list[int], budget: int, most: int | None, limit: int | None
+) -> None:
+    batcher = Batcher(budget, max_requests=most, max_queue_tokens=10**6)
+    entries = [entry(length) for length in lengths]
+    batcher.put(entries)
+    taken: list[Entry] = []
+    while batch := batcher.take(limit, block=False):
+        total = sum(sizes(batch))
+        room = budget if limit is None else min(limit, budget)
+        assert total <= room or len(batch) == 1
+        assert most is None or len(batch) <= most
+        following = entries[len(taken) + len(batch)].tokens if len(taken) + len(batch) < len(entries) else None
+        full = following is None or total + following > room or len(batch) == most
+        assert full, "a batch stops only when the next entry does not fit"
+        taken += batch
+    assert [id(one) for one in taken] == [id(one) for one in entries]
+    assert batcher.queued_tokens == 0
+    assert len(batcher) == 0
+
+
+@pytest.mark.parametrize(("third", "expected"), [(4, [3, 3, 4]), (5, [3, 3])])
+def test_the_budget_is_inclusive(third: int, expected: list[int]) -> None:
+    batcher = Batcher(10, max_queue_tokens=100)
+    batcher.put([entry(3), entry(3), entry(third)])
+    assert sizes(batcher.take()) == expected
+
+
+def test_abandoned_entries_are_dropped_and_counted() -> None:
+    dropped: list[int] = []
+    batcher = Batcher(100, max_queue_tokens=1000, on_dropped=dropped.append)
+    gone = Ticket([Item(Task.EMBED, text="x")], lambda: None)
+    batcher.put([entry(1, gone), entry(2), entry(3, gone), entry(4)])
+    gone.abandon()
+    assert sizes(batcher.take()) == [2, 4]
+    assert sum(dropped) == 2
+    assert batcher.queued_tokens == 0
+
+
+def test_a_full_queue_refuses_all_or_nothing() -> None:
+    batcher = Batcher(10, max_queue_tokens=10)
+    batcher.put([entry(6)])
+    with pytest.raises(Overloaded, match=r"holds 6 tokens and this request adds 7, more than the limit of 10"):
+        batcher.put([entry(3), entry(4)])
+    assert batcher.queued_tokens == 6
+    batcher.put([entry(4)])
+    assert sizes(batcher.take()) == [6, 4]
+
+
+def test_an_empty_queue_takes_any_request() -> None:
+    batcher = Batcher(10, max_queue_tokens=10)
+    batcher.put([entry(9), entry(9)])
+    assert batcher.queued_tokens == 18
+
+
+def test_take_waits_for_an_entry_and_close_wakes_it() -> None:
+    batcher = Batcher(10, max_queue_tokens=10)
+    taken: list[list[Entry] | None] = []
+
+    def taker() -> None:
+        while True:
+            batch = batcher.take()
+            taken.append(batch)
+            if batch is None:
+                return
+
+    thread = threading.Thread(target=taker)
+    thread.start()
+    batcher.put([entry(2)])
+    deadline = time.monotonic() + 5
+    while not taken and time.monotonic() < deadline:
+        time.sleep(0.001)
+    batcher.close()
+    thread.join(5)
+    assert not thread.is_alive()
+    assert sizes(taken[0]) == [2]
+    assert taken[1] is None
+
+
+def test_every_waiting_taker_gets_work_from_one_put() -> None:
+    batcher = Batcher(4, max_queue_tokens=100)
+    results: list[list[int]] = []
+    barrier = threading.Barrier(4)
+
+    def taker() -> None:
+        barrier.wait(5)
+        results.append(sizes(batcher.take()))
+
+    threads = [threading.Thread(target=taker) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    barrier.wait(5)
+    batcher.put([entry(4), entry(4), entry(4)])
+    for thread in threads:
+        thread.join(5)
+    assert results == [[4], [4], [4]]
+
+
+def test_close_hands_back_what_waits() -> None:
+    batcher = Batcher(10, max_queue_tokens=100)
+    batcher.put([entry(1), entry(2)])
+    assert sizes(batcher.close()) == [1, 2]
+    assert batcher.take() is None

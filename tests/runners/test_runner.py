@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import pytest
+
+from infinity_bento.core import Encoded, Item, Task
+from infinity_bento.runners.runner import Runner
+from tests.runners.fakes import FakeBackbone, FirstAndLast
+
+
+def runner() -> tuple[Runner, FakeBackbone]:
+    backbone = FakeBackbone()
+    return Runner(backbone, {Task.EMBED: FirstAndLast(), Task.EMBED_ALL: FirstAndLast()}), backbone
+
+
+def test_rows_come_back_in_the_order_of_the_items() -> None:
+    made, _ = runner()
+    encoded = [Encoded([1, 2, 3]), Encoded([4]), Encoded([5, 6])]
+    items = [Item(Task.EMBED, token_ids=one.input_ids) for one in encoded]
+    batch = made.prepare(encoded)
+    outputs = made.collect(made.run(batch, {Task.EMBED}), batch, items)
+    assert [output.tolist() for output in outputs] == [[1, 3], [4, 4], [5, 6]]
+
+
+def test_tasks_of_one_batch_share_one_forward_pass() -> None:
+    made, backbone = runner()
+    encoded = [Encoded([1, 2]), Encoded([3]), Encoded([4])]
+    items = [Item(task, token_ids=[1]) for task in (Task.EMBED_ALL, Task.EMBED, Task.EMBED_ALL)]
+    batch = made.prepare(encoded)
+    outputs = made.collect(made.run(batch, {Task.EMBED, Task.EMBED_ALL}), batch, items)
+    assert [output.tolist() for output in outputs] == [[1, 2], [3, 3], [4, 4]]
+    assert len(backbone.batches) == 1
+
+
+@pytest.mark.parametrize(
+    ("tokens", "longest", "expected"), [(1024, 256, [[2], [256] * 4]), (100, 512, [[2], [100]]), (1, 8, [[2], [1]])]
+)
+def test_warm_up_runs_a_short_sequence_and_a_full_batch(tokens: int, longest: int, expected: list[list[int]]) -> None:
+    made, backbone = runner()
+    made.warm_up(tokens, longest)
+    assert [[len(row) for row in batch] for batch in backbone.batches] == expected
