@@ -1,4 +1,4 @@
-"""A small HTTP/1.1 client on asyncio. Called by load.py.
+"""A small HTTP/1.1 client on asyncio. Called by traffic.py.
 
 It exists because load generator and server often share few cores: general clients cost more per request than the server
 spends on it. One connection carries one request at a time and is kept open.

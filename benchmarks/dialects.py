@@ -1,4 +1,4 @@
-"""How each API asks for vectors and answers: one row of ``DIALECTS`` each. Called by load.py."""
+"""How each API asks for vectors and answers: one row of ``DIALECTS`` each. Called by traffic.py."""
 
 from __future__ import annotations
 

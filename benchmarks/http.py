@@ -23,7 +23,7 @@ import numpy as np
 from benchmarks import common
 from benchmarks.client import Client
 from benchmarks.common import BenchmarkError
-from benchmarks.load import (
+from benchmarks.traffic import (
     Record,
     Sender,
     Shot,

@@ -108,6 +108,8 @@ def serve_side(pipe: Connection, name: str, options: argparse.Namespace) -> None
             pipe.send({"load_s": time.perf_counter() - started})
             while (question := pipe.recv()) is not None:
                 pipe.send(timed(encode, *question))
+    except EOFError:
+        return  # the parent has gone
     except Exception as error:  # the parent makes its one sentence of it
         pipe.send({"error": f"{type(error).__name__}: {error}"})
 
@@ -189,6 +191,8 @@ def measure(sides: Sequence[Side], workload: Workload, at_once: bool, options: a
             answer = side.ask(workload, at_once)
             comparisons[side.name].add(answer.pop("rows"), reference_BD)
             answers[side.name].append(answer)
+        shown = ", ".join(f"{name} {rounds[-1]['s']:.3f} s" for name, rounds in answers.items())
+        print(f"{workload.shape}, round {round_number + 1}: {shown}", flush=True)
     return {name: summarize(rounds, answers[BASE], comparisons[name], workload) for name, rounds in answers.items()}
 
 

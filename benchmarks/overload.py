@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks import common
 from benchmarks.common import BenchmarkError
-from benchmarks.load import Record, add_server_options, make_sender, reference_vectors, run_benchmark
+from benchmarks.traffic import Record, add_server_options, make_sender, reference_vectors, run_benchmark
 from benchmarks.workloads import Workload
 
 

@@ -1,6 +1,6 @@
 """The texts of a benchmark: the same shape, count, seed and tokenizer give the same texts everywhere.
 
-Called by load.py and inprocess.py.
+Called by traffic.py and inprocess.py.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from infinity_bento.batching.batcher import Batcher
 from infinity_bento.batching.ticket import Entry, Ticket
-from infinity_bento.core import EngineStatus, Item, ModelInfo, Outcome, Task
+from infinity_bento.core import EngineStatus, Item, ModelInfo, Outcome, Result, Task
 from infinity_bento.errors import (
     BatchTooLarge,
     CapacityError,
@@ -45,11 +45,19 @@ MAX_RETRY_AFTER_SECONDS = 60
 class ServedModel:
     """One loaded model: its limits, tokenizer workers, queue and lanes. Built by ``loading.load_model``."""
 
-    def __init__(self, info: ModelInfo, pool: TokenizerPool, batcher: Batcher, lanes: Sequence[Lane]) -> None:
+    def __init__(
+        self,
+        info: ModelInfo,
+        pool: TokenizerPool,
+        batcher: Batcher,
+        lanes: Sequence[Lane],
+        metrics: Metrics | None = None,
+    ) -> None:
         self.info = info
         self.pool = pool
         self.batcher = batcher
         self.lanes = list(lanes)
+        self.metrics = metrics
         self._in_flight = 0
         self._tokens_per_second = 0.0  # moving average over batches, all lanes together
         self._lock = threading.Lock()
@@ -102,10 +110,44 @@ class ServedModel:
             return 1
         return max(1, min(MAX_RETRY_AFTER_SECONDS, round(self.batcher.queued_tokens / self._tokens_per_second)))
 
-    def observe_batch(self, tokens: int, seconds: float) -> None:
-        """Feed the token rate."""
+    def observe_batch(self, size: int, tokens: int, seconds: float) -> None:
+        """A batch ran: feed the token rate and the metrics."""
         rate = len(self.lanes) * tokens / max(seconds, 1e-6)
         self._tokens_per_second += 0.2 * (rate - self._tokens_per_second)
+        if self.metrics is not None:
+            self.metrics.observe_batch(self.info.name, size, tokens)
+            self.observe_queue()
+
+    def observe_queue(self) -> None:
+        """The queue changed."""
+        if self.metrics is not None:
+            self.metrics.set_queue(self.info.name, len(self.batcher), self.batcher.queued_tokens)
+
+    def observe_dropped(self, inputs: int) -> None:
+        """Inputs will not be computed, because their caller has gone."""
+        if self.metrics is not None:
+            self.metrics.count_dropped(self.info.name, inputs)
+
+    def observe_retried(self, inputs: int) -> None:
+        """A batch raised, and its inputs run again one by one."""
+        if self.metrics is not None:
+            self.metrics.count_retried(self.info.name)
+
+    def finished(self, ticket: Ticket) -> list[Outcome]:
+        """The outcomes of a resolved ticket.
+
+        Raises:
+            CapacityError: If one is about the server's state: that concerns the request as a whole.
+        """
+        outcomes = ticket.outcomes()
+        truncated = 0
+        for outcome in outcomes:
+            if isinstance(outcome, CapacityError):
+                raise outcome
+            truncated += isinstance(outcome, Result) and outcome.usage.truncated_from is not None
+        if truncated and self.metrics is not None:
+            self.metrics.count_truncated(self.info.name, truncated)
+        return outcomes
 
     def start(self, ticket: Ticket) -> None:
         """Send a ticket's items on their way; they resolve it."""
@@ -118,7 +160,8 @@ class ServedModel:
     def _enqueue(self, ticket: Ticket, encodings: Encodings, seconds: float) -> None:
         """In a tokenizer worker: queue what could be tokenised, answer what could not."""
         if ticket.abandoned:
-            ticket.resolve_rest(_closed_by_caller())
+            self.observe_dropped(len(ticket.items))
+            ticket.resolve_rest(DeadlineExceeded("the caller went away before the input was computed"))
             return
         now = time.perf_counter()
         entries: list[Entry] = []
@@ -133,6 +176,7 @@ class ServedModel:
                 self.batcher.put(entries)
             except CapacityError as error:
                 failed += [(entry.index, error) for entry in entries]
+            self.observe_queue()
         for index, error in failed:
             ticket.resolve(index, error)
 
@@ -158,6 +202,7 @@ class Engine:
         self.metrics = metrics
         self._models: dict[str, ServedModel] = {}
         self._closing = False
+        self._loading = threading.Lock()  # held while models load, and while they are closed
         self._stages = Stages(stage_names(settings), logger.info)
 
     @classmethod
@@ -176,26 +221,31 @@ class Engine:
 
     def load(self) -> None:
         """Load, check and warm up every model, one after the other, in this thread. Raises as ``from_settings``."""
-        stages = self._stages
-        try:
-            with stages.stage(STAGE_IMPORT):
-                from infinity_bento import loading
-                from infinity_bento.runners.lane import BusyLanes
+        with self._loading:
+            try:
+                self._load_models()
+            except InfinityError as error:
+                self._stages.fail(error.message)
+                raise
+            except Exception as error:
+                self._stages.fail(f"loading failed unexpectedly ({type(error).__name__}: {error})")
+                raise
+            self._stages.ready()
 
-                busy = BusyLanes()
-            for model_settings in self.settings.models:
-                prefix = stage_prefix(self.settings, model_settings.served_model_name)
-                model = loading.load_model(
-                    model_settings, self.settings, stages, prefix=prefix, busy=busy, metrics=self.metrics
-                )
-                self._models[model.info.name] = model
-        except InfinityError as error:
-            stages.fail(error.message)
-            raise
-        except Exception as error:
-            stages.fail(f"loading failed unexpectedly ({type(error).__name__}: {error})")
-            raise
-        stages.ready()
+    def _load_models(self) -> None:
+        with self._stages.stage(STAGE_IMPORT):
+            from infinity_bento import loading
+            from infinity_bento.runners.lane import BusyLanes
+
+            busy = BusyLanes()
+        for model_settings in self.settings.models:
+            if self._closing:
+                raise NotReady("the server was stopped while its models were loading")
+            prefix = stage_prefix(self.settings, model_settings.served_model_name)
+            model = loading.load_model(
+                model_settings, self.settings, self._stages, prefix=prefix, busy=busy, metrics=self.metrics
+            )
+            self._models[model.info.name] = model
 
     def status(self) -> EngineStatus:
         """How far loading is; never blocks."""
@@ -292,7 +342,7 @@ class Engine:
             raise
         finally:
             model.release(permits)
-        return _unless_refused(ticket.outcomes())
+        return model.finished(ticket)
 
     def submit_sync(self, name: str, items: Sequence[Item], *, timeout_seconds: float | None = None) -> list[Outcome]:
         """``submit`` for callers without an event loop; blocks this thread.
@@ -312,7 +362,7 @@ class Engine:
                 )
         finally:
             model.release(permits)
-        return _unless_refused(ticket.outcomes())
+        return model.finished(ticket)
 
     def _admit(self, name: str, items: Sequence[Item]) -> tuple[ServedModel, int]:
         self._require_ready()
@@ -341,11 +391,15 @@ class Engine:
     # Stopping ----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Refuse new requests, finish running batches, end all threads. Safe to call twice."""
+        """Refuse new requests, finish running batches, end all threads; waits for a load in progress.
+
+        Safe to call twice.
+        """
         self._closing = True
-        for model in self._models.values():
-            model.close()
-        self._models.clear()
+        with self._loading:
+            for model in self._models.values():
+                model.close()
+            self._models.clear()
 
     def __enter__(self) -> Engine:
         return self
@@ -370,18 +424,6 @@ def stage_names(settings: Settings) -> list[str]:
         prefix = stage_prefix(settings, model.served_model_name)
         names += [prefix + stage for stage in MODEL_STAGES]
     return names
-
-
-def _unless_refused(outcomes: list[Outcome]) -> list[Outcome]:
-    """A full queue or a stopping server concerns the request as a whole."""
-    for outcome in outcomes:
-        if isinstance(outcome, CapacityError):
-            raise outcome
-    return outcomes
-
-
-def _closed_by_caller() -> InfinityError:
-    return DeadlineExceeded("the caller went away before the input was computed")
 
 
 def _listed(tasks: Sequence[Task]) -> str:

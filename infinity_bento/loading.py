@@ -198,40 +198,25 @@ def start(
 ) -> ServedModel:
     """Start the threads of a loaded model."""
 
-    def on_dropped(count: int) -> None:
-        if metrics is not None:
-            metrics.count_dropped(info.name, count)
-
-    def on_retry(count: int) -> None:
-        if metrics is not None:
-            metrics.count_retried(info.name)
-
-    def on_batch(size: int, tokens: int, seconds: float) -> None:
-        model.observe_batch(tokens, seconds)
-        if metrics is not None:
-            metrics.observe_batch(info.name, size, tokens)
-            metrics.set_queue(info.name, len(batcher), batcher.queued_tokens)
-
+    # The model and its parts know each other; its threads start last, when all of it is there.
     batcher = Batcher(
         info.max_batch_tokens,
         max_requests=info.max_batch_requests,
         max_queue_tokens=QUEUE_BATCHES * info.max_batch_tokens,
-        on_dropped=on_dropped,
+        on_dropped=lambda count: model.observe_dropped(count),
     )
-    lanes = [
-        Lane(
+    pool = TokenizerPool(tokenizer, info.tokenization_workers, info.name)
+    model = ServedModel(info, pool, batcher, [], metrics)
+    for number in range(plan.lanes):
+        lane = Lane(
             f"lane-{info.name}-{number}",
             batcher=batcher,
             runner=runner,
             plan=plan,
             busy=busy,
-            on_batch=on_batch,
-            on_retry=on_retry,
+            on_batch=model.observe_batch,
+            on_retry=model.observe_retried,
         )
-        for number in range(plan.lanes)
-    ]
-    pool = TokenizerPool(tokenizer, info.tokenization_workers, info.name)
-    model = ServedModel(info, pool, batcher, lanes)
-    for lane in lanes:
+        model.lanes.append(lane)
         lane.start()
     return model

@@ -33,7 +33,7 @@ from infinity_bento.api.app import create_app, harden
 from infinity_bento.api.probes import livez_reply, readyz_reply
 from infinity_bento.api.protocol import ApiSettings
 from infinity_bento.engine import Engine
-from infinity_bento.errors import InfinityError
+from infinity_bento.errors import InfinityError, NotReady
 from infinity_bento.settings import Settings, from_bentoml_arguments, resolve
 from infinity_bento.telemetry.metrics import CONTENT_TYPE, Metrics
 
@@ -184,6 +184,8 @@ def load_in_background(engine: Engine) -> threading.Thread:
     def load() -> None:
         try:
             engine.load()
+        except NotReady:
+            logger.info("stopped while loading")
         except InfinityError as error:
             logger.critical("%s", error.message)
             _stop_server(error.message)

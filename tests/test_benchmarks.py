@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import common, http, inprocess, load, overload
+from benchmarks import common, http, inprocess, overload, traffic
 from benchmarks.client import Client, parse_target
 from benchmarks.common import BenchmarkError, Comparison
 from benchmarks.workloads import draw_lengths, make_workload
@@ -303,19 +303,19 @@ def test_broken_servers_become_errors_not_hangs() -> None:
 
 # --- loops ------------------------------------------------------------------------------------------------------------
 def test_arrivals_are_a_poisson_process_of_the_asked_rate() -> None:
-    times = load.arrivals(50.0, 7)
+    times = traffic.arrivals(50.0, 7)
     events = [next(times) for _ in range(5000)]
     gaps = np.diff(events)
     assert np.mean(gaps) == pytest.approx(1 / 50, rel=0.05)
     assert np.std(gaps) == pytest.approx(1 / 50, rel=0.05)  # exponential: as wide as its mean
-    again = load.arrivals(50.0, 7)
+    again = traffic.arrivals(50.0, 7)
     assert events[:10] == [next(again) for _ in range(10)]
 
 
 def test_the_closed_loop_keeps_as_many_in_flight_as_clients() -> None:
     now = most = done = 0
 
-    async def send(shot: load.Shot) -> None:
+    async def send(shot: traffic.Shot) -> None:
         nonlocal now, most, done
         now += 1
         most = max(most, now)
@@ -323,8 +323,8 @@ def test_the_closed_loop_keeps_as_many_in_flight_as_clients() -> None:
         now -= 1
         done += 1
 
-    shot = load.Shot(b"", 1, None, None)
-    asyncio.run(load.closed_loop(load.until([shot], 20, None), 4, send))
+    shot = traffic.Shot(b"", 1, None, None)
+    asyncio.run(traffic.closed_loop(traffic.until([shot], 20, None), 4, send))
     assert (most, done) == (4, 20)
 
 
@@ -332,13 +332,13 @@ def test_an_open_loop_latency_counts_from_the_scheduled_arrival() -> None:
     seen: list[float] = []
     lags: list[float] = []
 
-    async def send(shot: load.Shot, scheduled: float) -> None:
+    async def send(shot: traffic.Shot, scheduled: float) -> None:
         seen.append(scheduled)
         await asyncio.sleep(0.05)
 
-    shot = load.Shot(b"", 1, None, None)
+    shot = traffic.Shot(b"", 1, None, None)
     times = iter([0.0, 0.001, 0.002])
-    asyncio.run(load.open_loop(load.until([shot], 3, None), times, 1, send, lags))
+    asyncio.run(traffic.open_loop(traffic.until([shot], 3, None), times, 1, send, lags))
     assert [round(s - seen[0], 4) for s in seen] == [0.0, 0.001, 0.002]
     assert lags[2] > 0.08  # one in flight at most: the third waited for two answers
 
@@ -462,7 +462,7 @@ class FakeSide:
 
 def test_in_process_figures_are_medians_and_ratios_to_the_base() -> None:
     sides: Any = [FakeSide(inprocess.BASE, 2.0, [[1, 0]]), FakeSide(inprocess.OURS, 0.5, [[1, 0.1]])]
-    workload: Any = SimpleNamespace(texts=("a",), tokens=(3,))
+    workload: Any = SimpleNamespace(shape="short", texts=("a",), tokens=(3,))
     results = inprocess.measure(sides, workload, True, argparse.Namespace(rounds=3, seed=7))
     ours = results[inprocess.OURS]
     assert (ours["median_s"], ours["ratio"], ours["texts_per_s"], ours["tokens_per_s"]) == (0.5, 4.0, 2.0, 6.0)

@@ -109,14 +109,13 @@ class Recipe:
     disguise: Callable[[Path], None] | None = None
 
 
-def edit_config(folder: Path, **changes: Any) -> Config:
+def edit_config(folder: Path, **changes: Any) -> None:
     """Change keys of config.json; None removes one."""
     file = folder / "config.json"
     config: Config = json.loads(file.read_text())
     config.update(changes)
     config = {key: value for key, value in config.items() if value is not None}
     file.write_text(json.dumps(config, indent=2))
-    return config
 
 
 def rename_tensors(folder: Path, rename: Callable[[str], str]) -> None:
@@ -127,7 +126,11 @@ def rename_tensors(folder: Path, rename: Callable[[str], str]) -> None:
 
 def as_model_type(model_type: str) -> Callable[[Path], None]:
     """Only the model type differs, and the direction is implied by it."""
-    return lambda folder: None if edit_config(folder, model_type=model_type, is_causal=None) else None
+
+    def disguise(folder: Path) -> None:
+        edit_config(folder, model_type=model_type, is_causal=None)
+
+    return disguise
 
 
 NOMIC_OLD_KEYS: Config = {

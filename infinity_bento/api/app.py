@@ -15,7 +15,8 @@ from starlette.types import ASGIApp
 from infinity_bento.api import openai, probes, tei
 from infinity_bento.api.envelopes import OPENAI, TEI
 from infinity_bento.api.exchange import ApiContext
-from infinity_bento.api.middleware import ApiKey, Guard, RequestContext
+from infinity_bento.api.guard import Guard
+from infinity_bento.api.middleware import ApiKey, RequestContext
 from infinity_bento.api.pages import HTML_TYPE, DocumentPages, metrics
 from infinity_bento.api.protocol import ApiSettings, GetEngine
 from infinity_bento.api.routes import Endpoint, Route, RouteIndex
@@ -78,7 +79,14 @@ def route_table() -> tuple[Route, ...]:
         Route(("/info",), "GET", tei.info, TEI, "Describe the loaded models", "Info", is_open=True),
         Route(("/health", "/ping"), "GET", probes.health, TEI, "200 when the models answer", "Health", is_open=True),
         Route(
-            ("/livez", "/healthz"), "GET", probes.livez, TEI, "200 while the process is up", "Liveness", is_open=True
+            ("/livez", "/healthz"),
+            "GET",
+            probes.livez,
+            TEI,
+            "200 unless only a restart helps",
+            "Liveness",
+            statuses={503: "Liveness"},
+            is_open=True,
         ),
         Route(
             ("/readyz",),
@@ -149,7 +157,7 @@ def middleware_stack(settings: ApiSettings, metrics: Metrics) -> list[Middleware
             expose_headers=list(_EXPOSED_HEADERS),
         )
         layers.append(cors)
-    layers.append(Middleware(Guard, index, metrics, settings.request_timeout_seconds))
+    layers.append(Middleware(Guard, index, metrics, settings))
     if settings.api_key is not None:
         layers.append(Middleware(ApiKey, settings.api_key, index))
     return layers

@@ -39,14 +39,12 @@ async def read_bytes(scope: Scope, receive: Receive, limit: int) -> bytes:
         PayloadTooLarge: More than ``limit`` bytes.
         ClientGone: The client hung up while sending.
     """
-    declared = header(scope, b"content-length")
-    if declared is not None and declared.isdigit() and int(declared[:20]) > limit:
-        raise _too_large(f"{int(declared[:20])} bytes", limit)
+    check_declared_size(scope, limit)
     message = await receive()
     if message["type"] == "http.request" and not message.get("more_body", False):  # the usual case: one chunk
         body: bytes = message.get("body", b"")
         if len(body) > limit:
-            raise _too_large(f"{len(body)} bytes", limit)
+            raise too_large(f"{len(body)} bytes", limit)
         return body
     chunks: list[bytes] = []
     size = 0
@@ -56,14 +54,26 @@ async def read_bytes(scope: Scope, receive: Receive, limit: int) -> bytes:
         chunk = message.get("body", b"")
         size += len(chunk)
         if size > limit:
-            raise _too_large(f"more than {limit} bytes", limit)
+            raise too_large(f"more than {limit} bytes", limit)
         chunks.append(chunk)
         if not message.get("more_body", False):
             return b"".join(chunks)
         message = await receive()
 
 
-def _too_large(size: str, limit: int) -> PayloadTooLarge:
+def check_declared_size(scope: Scope, limit: int) -> None:
+    """Refuse a body before a byte of it is read, if its Content-Length says enough.
+
+    Raises:
+        PayloadTooLarge: Content-Length exceeds ``limit`` bytes.
+    """
+    declared = header(scope, b"content-length")
+    if declared is not None and declared.isdigit() and int(declared[:20]) > limit:
+        raise too_large(f"{int(declared[:20])} bytes", limit)
+
+
+def too_large(size: str, limit: int) -> PayloadTooLarge:
+    """The error for a body of ``size``, given in words."""
     return PayloadTooLarge(
         f"The body has {size}; the limit is {limit} bytes (payload_limit). Split the inputs over several requests."
     )

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from infinity_bento.api.envelopes import TEI
@@ -13,14 +14,14 @@ from infinity_bento.core import EngineStatus
 from infinity_bento.errors import NotReady
 
 
-async def livez_reply() -> Reply:
-    """200 while the process can answer at all."""
-    return Reply.of_json({"alive": True})
+async def livez_reply(engine: EngineLike) -> Reply:
+    """200 while the process is of use, loading included; 503 once only a restart helps."""
+    return Reply.of_json({"alive": engine.alive}, 200 if engine.alive else 503)
 
 
 async def readyz_reply(engine: EngineLike) -> Reply:
     """200 when every model answers, else 503; the body says how far loading is, or why it failed."""
-    status = engine.status()
+    status = current_status(engine)
     body = {
         "ready": status.ready,
         "stage": status.stage,
@@ -36,13 +37,13 @@ async def readyz_reply(engine: EngineLike) -> Reply:
 
 async def health_reply(engine: EngineLike) -> Reply:
     """TEI's health: 200 with an empty object, or 503 in its error shape."""
-    status = engine.status()
+    status = current_status(engine)
     return Reply.of_json({}) if status.ready else TEI.reply(not_ready(status))
 
 
 async def livez(call: Call) -> Reply:
     """GET /livez and /healthz."""
-    return await livez_reply()
+    return await livez_reply(call.engine)
 
 
 async def readyz(call: Call) -> Reply:
@@ -55,12 +56,20 @@ async def health(call: Call) -> Reply:
     return await health_reply(call.engine)
 
 
+def current_status(engine: EngineLike) -> EngineStatus:
+    """The engine's status, but never ready once a device thread has died."""
+    status = engine.status()
+    if status.ready and not engine.alive:
+        return replace(status, ready=False, error="A device thread has died; its cause is in the server's log.")
+    return status
+
+
 def not_ready(status: EngineStatus) -> NotReady:
     """Why no model answers yet, or ever."""
     if status.error is not None:
         return NotReady(
-            f"Loading failed in stage {status.stage_number} of {status.stage_count} ({status.stage}): {status.error} "
-            "Correct that and restart the server."
+            f"No model can answer; stage {status.stage_number} of {status.stage_count} ({status.stage}) ended with: "
+            f"{status.error.rstrip('.')}. Correct that and restart the server."
         )
     return NotReady(
         f"The models are still loading: stage {status.stage_number} of {status.stage_count} ({status.stage}), "
@@ -69,7 +78,7 @@ def not_ready(status: EngineStatus) -> NotReady:
 
 
 SCHEMAS: dict[str, dict[str, Any]] = {
-    "Liveness": {"type": "object", "required": ["alive"], "properties": {"alive": {"const": True}}},
+    "Liveness": {"type": "object", "required": ["alive"], "properties": {"alive": {"type": "boolean"}}},
     "Readiness": {
         "type": "object",
         "required": ["ready", "stage", "stage_number", "stage_count", "elapsed_seconds", "error"],

@@ -16,8 +16,13 @@ class EngineLike(Protocol):
         """How far loading is."""
         ...
 
+    @property
+    def alive(self) -> bool:
+        """False once loading has failed or a device thread has died: only a restart helps."""
+        ...
+
     def infos(self) -> Sequence[ModelInfo]:
-        """The loaded models, the default one first; empty while loading."""
+        """The loaded models, the default one first; while loading, those that are loaded so far."""
         ...
 
     def resolve(self, name: str | None, task: Task) -> ModelInfo:

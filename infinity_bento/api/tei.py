@@ -12,7 +12,7 @@ from infinity_bento.api.body import read_json
 from infinity_bento.api.encoding import as_floats
 from infinity_bento.api.exchange import Call, Headers, Reply
 from infinity_bento.api.inference import embed_items, run, truncated_count, truncation_header
-from infinity_bento.api.probes import not_ready
+from infinity_bento.api.probes import current_status, not_ready
 from infinity_bento.core import Item, ModelInfo, Result, Task, TruncationDirection
 
 DIRECTIONS: Mapping[str, TruncationDirection] = {"right": "right", "left": "left", "Right": "right", "Left": "left"}
@@ -51,9 +51,9 @@ async def info(call: Call) -> Reply:
     Raises:
         NotReady: Models are still loading, or loading failed; the text names the stage.
     """
-    models = call.models()
-    if not models:
-        raise not_ready(call.engine.status())
+    status, models = current_status(call.engine), call.models()
+    if not status.ready or not models:
+        raise not_ready(status)
     settings = call.context.settings
     first = models[0]
     return Reply.of_json(

@@ -20,6 +20,8 @@ from infinity_bento.batching.packing import LengthGroup, PackedBatch
 # Elements of one block of scores, over sequences and heads: 32 MiB in float32.
 BLOCK_ELEMENTS = 1 << 23
 MIN_ROWS = 16
+# Laid-out biases of one batch that wait for the next layer.
+KEPT_BYTES = 1 << 24
 
 
 class Block(NamedTuple):
@@ -58,7 +60,7 @@ def run(
         q, k, v = (sequences(x, block) for x in (query_NTH, key_NTH, value_NTH))
         q = q[:, :, block.first_row : block.last_row]
         context = F.scaled_dot_product_attention(q, k, v, attn_mask=bias(block), scale=scale)
-        rows = out[token_range(block)].unflatten(0, (block.last - block.first, block.group.length))
+        rows = out[token_range(block)].view(block.last - block.first, block.group.length, heads, size)
         rows[:, block.first_row : block.last_row] = context.transpose(1, 2)
     return out.flatten(1)
 
@@ -83,28 +85,39 @@ def token_range(block: Block) -> slice:
 
 def sequences(x_NTH: Tensor, block: Block) -> Tensor:
     """``[N, T, H]`` -> the block's sequences as a view ``[n, N, L, H]``."""
-    return x_NTH[:, token_range(block)].unflatten(1, (block.last - block.first, block.group.length)).transpose(0, 1)
+    heads, _, size = x_NTH.shape
+    tokens = x_NTH[:, token_range(block)]
+    return tokens.view(heads, block.last - block.first, block.group.length, size).transpose(0, 1)
 
 
-def by_distance(table: Tensor, first_row: int, last_row: int, length: int) -> Tensor:
-    """Values of a table over ``i - j`` laid out as rows i and columns j: a view, nothing is copied.
+class ByDistance:
+    """A table over the distance ``i - j``, laid out as rows i and columns j of a block.
+
+    Lives as long as one batch; several layers share it. What fits ``KEPT_BYTES`` in all is kept for the next layer.
 
     Args:
-        table: ``[..., 2 * max - 1]``, contiguous; entry ``d + max - 1`` is for distance ``d = i - j``; ``max >= length``.
-        first_row: First query row, i.
-        last_row: One past the last query row.
-        length: Key columns, j from 0.
-
-    Returns:
-        ``[..., last_row - first_row, length]``; entry ``[i - first_row, j]`` is the table's for ``i - j``.
+        table: ``[..., 2 * max_seqlen - 1]``; entry ``d + max_seqlen - 1`` is for distance ``d = i - j``.
     """
-    middle = (table.shape[-1] - 1) // 2
-    # Descending distance along j: flip once, then row i starts one step earlier than row i - 1.
-    flipped = table.flip(-1)
-    rows = last_row - first_row
-    start = middle - (last_row - 1)
-    windows = flipped[..., start : start + rows + length - 1].unfold(-1, length, 1)
-    return windows.flip(-2)
+
+    def __init__(self, table: Tensor) -> None:
+        self._flipped = table.flip(-1)  # descending in i - j, so ascending in j
+        self._middle = (table.shape[-1] - 1) // 2
+        self._kept: dict[tuple[int, int, int], Tensor] = {}
+        self._room = KEPT_BYTES
+
+    def __call__(self, block: Block) -> Tensor:
+        """``[..., Q, L]``; entry ``[i - first_row, j]`` is the table's for ``i - j``."""
+        key = (block.first_row, block.last_row, block.group.length)
+        kept = self._kept.get(key)
+        if kept is not None:
+            return kept
+        first_row, last_row, length = key
+        start = self._middle - (last_row - 1)
+        rows = self._flipped[..., start : start + last_row - first_row + length - 1].unfold(-1, length, 1).flip(-2)
+        if rows.nbytes <= self._room:
+            self._room -= rows.nbytes
+            self._kept[key] = rows
+        return rows
 
 
 def distances(packed: PackedBatch) -> Tensor:

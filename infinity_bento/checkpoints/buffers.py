@@ -1,4 +1,4 @@
-"""Values for buffers that no checkpoint stores (positions, rotary frequencies), after a build on meta. Called by weights."""
+"""Values for buffers that no checkpoint stores (positions, rotary frequencies). Called by weights, after its build."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ def compute_buffers(module: nn.Module, device: torch.device) -> None:
             old = part.get_buffer(key)
             part._buffers[key] = torch.full_like(old, _unset(old.dtype), device=device)
         with torch.no_grad():
-            if hasattr(part, "reset_buffers"):
-                part.reset_buffers()
+            reset: Any = getattr(part, "reset_buffers", None)
+            if reset is not None:
+                reset()
             elif model is not None:
                 model._init_weights(part)
         _refuse_unset(name, part, keys)

@@ -1,4 +1,4 @@
-"""One table of the model families served: how each is built, run packed and pooled. Read by backbones, heads and layout.
+"""One table of the model families served: how each is built, run packed and pooled. Read by backbones and heads.
 
 Free of torch and transformers, so that the supervisor can judge a checkpoint by its ``config.json`` alone.
 """
@@ -188,7 +188,7 @@ TABLE: tuple[Family, ...] = (
         notes="own disentangled attention, computed in query blocks",
     ),
     encoder("modernbert", "ModernBERT", heads=MODERN_HEADS),
-    encoder("nomic_bert", "NomicBERT v1 and v1.5", takes_token_types=True, since="5.24", heads=ROPE_ENCODER_HEADS),
+    encoder("nomic_bert", "NomicBERT v1 and v1.5", takes_token_types=True, heads=ROPE_ENCODER_HEADS),
     encoder(
         "nomic_bert_moe",
         "NomicBERT v2 (mixture of experts)",
@@ -216,7 +216,6 @@ TABLE: tuple[Family, ...] = (
         "Jina Embeddings v3",
         takes_token_types=True,
         task_adapters=True,
-        since="5.24",
         heads=ROPE_ENCODER_HEADS,
         notes="task adapters",
     ),
@@ -232,13 +231,12 @@ TABLE: tuple[Family, ...] = (
     decoder("gemma", "Gemma"),
     decoder("gemma2", "Gemma 2", eager_only_load=True, notes="soft-capped attention scores"),
     decoder("gemma3_text", "Gemma 3 and EmbeddingGemma"),
-    decoder("gemma4_text", "Gemma 4", since="5.24"),
+    decoder("gemma4_text", "Gemma 4"),
     decoder(
         "qwen3_5_text",
         "Qwen3.5",
         patch=f"{PATCHES}.deltanet",
         attention_layers=full_attention_layers,
-        since="5.24",
         notes="gated DeltaNet layers between the attention layers",
     ),
     decoder(
@@ -246,7 +244,6 @@ TABLE: tuple[Family, ...] = (
         "Qwen3.5 MoE",
         patch=f"{PATCHES}.deltanet",
         attention_layers=full_attention_layers,
-        since="5.24",
         notes="gated DeltaNet layers between the attention layers",
     ),
 )

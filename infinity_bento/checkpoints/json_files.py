@@ -83,11 +83,10 @@ class JsonObject:
         Raises:
             LoadError: The value has another type or is too small, or is absent without a default.
         """
-        value = self._value(key, default)
-        if value is default:
-            return value
-        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-            raise self.wrong(key, f"a whole number of at least {minimum}")
+        expected = f"a whole number of at least {minimum}"
+        value = self._value(key, default, expected)
+        if value is not default and (type(value) is not int or value < minimum):
+            raise self.wrong(key, expected)
         return value
 
     def boolean(self, key: str, default: bool | None) -> Any:
@@ -107,7 +106,7 @@ class JsonObject:
         Raises:
             LoadError: The value is not a string, or is absent without a default.
         """
-        value = self._value(key, default)
+        value = self._value(key, default, "a string")
         if value is not default and not isinstance(value, str):
             raise self.wrong(key, "a string")
         return value
@@ -149,10 +148,10 @@ class JsonObject:
             raise self.wrong(key, "an object")
         return dict(value)
 
-    def _value(self, key: str, default: Any) -> Any:
+    def _value(self, key: str, default: Any, expected: str = "") -> Any:
         value = self.data.get(key)
         if value is not None:
             return value
         if default is _MISSING:
-            raise self.wrong(key, "set")
+            raise self.wrong(key, expected)
         return default

@@ -120,7 +120,9 @@ def nomic(config: ConfigDict, original: Config) -> ConfigDict:
     """NomicBERT's first keys -> transformers' own."""
     if "n_embd" not in config:
         return config
-    refuse(config, "NomicBERT", prenorm=False, rotary_emb_interleaved=False, rotary_emb_fraction=1.0, use_rms_norm=False)
+    refuse(
+        config, "NomicBERT", prenorm=False, rotary_emb_interleaved=False, rotary_emb_fraction=1.0, use_rms_norm=False
+    )
     renamed = {NOMIC_KEYS.get(key, key): value for key, value in config.items()}
     if renamed.get("intermediate_size") is None:
         renamed["intermediate_size"] = 4 * renamed["hidden_size"]

@@ -9,10 +9,12 @@ import fnmatch
 import importlib.util
 import logging
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePath, PurePosixPath
 
+from infinity_bento.checkpoints.json_files import JsonObject, read_json
 from infinity_bento.errors import LoadError
 
 log = logging.getLogger(__name__)
@@ -24,6 +26,8 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _STORE_TAG = re.compile(r"[a-z0-9]([a-z0-9_.-]*[a-z0-9])?(:[A-Za-z0-9][\w.-]*)?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
+_ENTRY_FILES = ("config.json", "modules.json")
+_TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "vocab.*", "*.model")
 _PLAIN_FILES = ("*.json", "*.txt", "*.model", "*.jinja", "artifact.metadata")
 _SKIPPED = ("onnx/*", "openvino/*", "coreml/*", "original/*", "*.fp16.safetensors", "consolidated*", "README*")
 
@@ -107,13 +111,10 @@ def wanted_files(names: Iterable[str]) -> list[str]:
 
 
 def _wanted(name: PurePosixPath, safetensors_folders: set[str]) -> bool:
-    if name.suffix == ".safetensors":
-        return True
-    if str(name.parent) in safetensors_folders and name.name.startswith("pytorch_model"):
-        return False
-    if name.suffix == ".bin":
-        return name.name.startswith("pytorch_model")
-    return any(fnmatch.fnmatchcase(name.name, pattern) for pattern in _PLAIN_FILES)
+    if _is_weights(name):
+        return name.suffix == ".safetensors" or str(name.parent) not in safetensors_folders
+    index_of_bin = name.name.startswith("pytorch_model") and str(name.parent) in safetensors_folders
+    return not index_of_bin and any(fnmatch.fnmatchcase(name.name, pattern) for pattern in _PLAIN_FILES)
 
 
 def _from_path(request: _Request) -> ResolvedModel | _Absent:
@@ -156,20 +157,21 @@ def _from_store(request: _Request) -> ResolvedModel | _Absent:
 def _from_cache(request: _Request) -> ResolvedModel | _Absent:
     if not _HUB_ID.fullmatch(request.model_id):
         return _Absent("not a hub id")
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
+    from huggingface_hub import try_to_load_from_cache
 
     where = f"Hugging Face cache {request.hub_cache or '(default directory)'}, revision {request.revision or 'main'}"
-    try:
-        folder = snapshot_download(
-            request.model_id, revision=request.revision, cache_dir=request.hub_cache, local_files_only=True
+    # Asked by file: snapshot_download calls a snapshot incomplete that lacks files nobody wants.
+    for name in _ENTRY_FILES:
+        file = try_to_load_from_cache(
+            request.model_id, name, cache_dir=request.hub_cache, revision=request.revision or "main"
         )
-    except LocalEntryNotFoundError:
-        return _Absent(f"not in the {where}")
-    path = Path(folder)
-    if not _complete(path):
-        return _Absent(f"incomplete in the {where}")
-    return ResolvedModel(path, "Hugging Face cache", request.model_id, _commit(path))
+        if isinstance(file, str):
+            path = Path(file).parent
+            missing = _missing(path)
+            if missing is None:
+                return ResolvedModel(path, "Hugging Face cache", request.model_id, _commit(path))
+            return _Absent(f"incomplete in the {where} (no {missing})")
+    return _Absent(f"not in the {where}")
 
 
 def _from_package(request: _Request) -> ResolvedModel | _Absent:
@@ -191,41 +193,38 @@ def _from_hub(request: _Request) -> ResolvedModel | _Absent:
         return _Absent("not a hub id, so the hub was not asked")
     from huggingface_hub import HfApi, snapshot_download
 
-    with _HubErrors(request):
+    with _hub_errors(request):
         info = HfApi(token=request.token).model_info(request.model_id, revision=request.revision)
         files = wanted_files(file.rfilename for file in info.siblings or ())
         log.info("downloading %d files of %s at %s", len(files), request.model_id, info.sha)
+        # By the name asked for, not by commit: only then the cache remembers what the name means when offline.
         folder = snapshot_download(
             request.model_id,
-            revision=info.sha,
+            revision=request.revision,
             cache_dir=request.hub_cache,
             token=request.token,
             allow_patterns=files,
         )
     path = Path(folder)
-    if not _complete(path):
+    missing = _missing(path)
+    if missing is not None:
         raise LoadError(
-            f"Hub repository {request.model_id!r} at {info.sha} has no config.json with weights (*.safetensors or "
-            "pytorch_model*.bin); choose a repository that holds a checkpoint."
+            f"Hub repository {request.model_id!r} at {info.sha} has no {missing}; choose a repository that holds a "
+            "checkpoint with config.json, a tokenizer and weights (*.safetensors or pytorch_model*.bin)."
         )
-    return ResolvedModel(path, "Hugging Face hub", request.model_id, info.sha)
+    return ResolvedModel(path, "Hugging Face hub", request.model_id, _commit(path))
 
 
-class _HubErrors:
+@contextmanager
+def _hub_errors(request: _Request) -> Iterator[None]:
     """Turns the hub client's exceptions into one sentence each."""
-
-    def __init__(self, request: _Request) -> None:
-        self.request = request
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is None or isinstance(error, LoadError):
-            return
-        sentence = _hub_sentence(error, self.request)
-        if sentence is not None:
-            raise LoadError(sentence) from error
+    try:
+        yield
+    except Exception as error:
+        sentence = _hub_sentence(error, request)
+        if sentence is None:
+            raise
+        raise LoadError(sentence) from error
 
 
 def _hub_sentence(error: BaseException, request: _Request) -> str | None:
@@ -244,7 +243,7 @@ def _hub_sentence(error: BaseException, request: _Request) -> str | None:
     if isinstance(error, hub.HfHubHTTPError):
         status = getattr(error.response, "status_code", "an error")
         return f"The hub answered {status} for {name!r}; check the token and try again later."
-    if isinstance(error, OSError | hub.LocalEntryNotFoundError) or type(error).__module__.split(".")[0] == "httpx":
+    if isinstance(error, OSError | hub.LocalEntryNotFoundError) or type(error).__module__.startswith("httpx"):
         return (
             f"Model {name!r} is not on this machine and the hub cannot be reached ({type(error).__name__}); check the "
             "network, or download the model first and set offline."
@@ -252,11 +251,35 @@ def _hub_sentence(error: BaseException, request: _Request) -> str | None:
     return None
 
 
-def _complete(path: Path) -> bool:
-    """Whether a snapshot holds a configuration and weights; a cache entry may hold only a tokenizer."""
-    if not any((path / name).is_file() for name in ("config.json", "modules.json")):
-        return False
-    return any(file.is_file() for pattern in ("*.safetensors", "pytorch_model*.bin") for file in path.rglob(pattern))
+def _missing(path: Path) -> str | None:
+    """What a folder lacks to be a checkpoint, or None; a download may have been cut off, or fetched a tokenizer only."""
+    if not any((path / name).is_file() for name in _ENTRY_FILES):
+        return "config.json"
+    files = [file.relative_to(path) for file in path.rglob("*") if file.is_file()]
+    if not any(_is_weights(file) for file in files):
+        return "weights"
+    if not any(fnmatch.fnmatchcase(file.name, pattern) for file in files for pattern in _TOKENIZERS):
+        return "tokenizer"
+    needed = [*_shards(path), *_module_folders(path)]
+    return next((name for name in needed if not (path / name).exists()), None)
+
+
+def _is_weights(file: PurePath) -> bool:
+    return file.suffix == ".safetensors" or (file.suffix == ".bin" and file.name.startswith("pytorch_model"))
+
+
+def _shards(path: Path) -> list[str]:
+    for index in (*path.glob("*.safetensors.index.json"), *path.glob("pytorch_model.bin.index.json")):
+        return sorted({str(name) for name in JsonObject.read(index).mapping("weight_map").values()})
+    return []
+
+
+def _module_folders(path: Path) -> list[str]:
+    """The folders that modules.json names, without those of modules that need no file."""
+    file = path / "modules.json"
+    entries = read_json(file) if file.is_file() else []
+    modules = [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+    return [str(m.get("path", "")) for m in modules if not str(m.get("type")).endswith((".Normalize", ".Dropout"))]
 
 
 def _commit(snapshot: Path) -> str | None:

@@ -36,11 +36,10 @@ class Patterns:
     missing: re.Pattern[str]
     unexpected: re.Pattern[str]
 
-    @classmethod
-    def of(cls, module: nn.Module, missing: Iterable[str], unexpected: Iterable[str]) -> Patterns:
-        """The caller's regular expressions, with the usual leftovers and those the class itself names."""
+    def with_class(self, module: nn.Module) -> Patterns:
+        """These, the usual leftovers, and those the class itself names."""
         own = getattr(module, "_keys_to_ignore_on_load_unexpected", None) or ()
-        return cls(any_of(missing), any_of((*_USUAL_LEFTOVERS, *own, *unexpected)))
+        return Patterns(self.missing, any_of((self.unexpected.pattern, *_USUAL_LEFTOVERS, *own)))
 
 
 @dataclass(frozen=True, slots=True)

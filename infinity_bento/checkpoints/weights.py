@@ -6,10 +6,12 @@ split projections, experts) go through its ``from_pretrained`` with the tensors 
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -112,26 +114,20 @@ def load_module(
     """
     started = time.perf_counter()
     files = read_tensors(folder, device=device)
-    # The check runs without the GIL and building needs it, so they overlap.
-    checker = ThreadPoolExecutor(1, "check-weights")
-    check = checker.submit(refuse_non_finite, files)
-    checker.shutdown(wait=False)
-    with _BUILD_LOCK:
-        module = _build_on_meta(build)
-        _refuse_quantized(module, folder)
-        patterns = Patterns.of(module, allow_missing, allow_unexpected)
-        if _is_converted(module):
-            module, fields = _load_converted(module, files, rename, dtype, patterns)
-            module.to(device)
-        else:
-            fields = _load_direct(module, files, rename, dtype, torch.device(device), patterns)
+    # The check runs without the GIL and building needs it, so they can overlap.
+    check = None if background_check else _start_check(files)
+    patterns = Patterns(any_of(allow_missing), any_of(allow_unexpected))
+    with _BUILD_LOCK, _garbage_collection_paused():
+        module, fields = _load(build, folder, files, rename, dtype, torch.device(device), patterns)
     left = tensors_on_meta(module)
     if left:
         raise LoadError(f"{folder}: {some(left)} without a value after loading {type(module).__name__}; this is a bug.")
     module.requires_grad_(False).eval()
-    size = sum(tensor.numel() * tensor.element_size() for tensor in files.tensors.values())
-    if not background_check:
+    if check is None:
+        check = _start_check(files)
+    else:
         check.result()
+    size = sum(tensor.nbytes for tensor in files.tensors.values())
     seconds = time.perf_counter() - started
     return module, WeightReport(files.files, len(files.tensors), size, seconds, _check=check, **fields)
 
@@ -147,6 +143,43 @@ class _Slot:
     def assign(self, tensor: Tensor) -> None:
         is_parameter = isinstance(self.tensor, nn.Parameter)
         self.table[self.key] = nn.Parameter(tensor, requires_grad=False) if is_parameter else tensor
+
+
+def _start_check(files: TensorFiles) -> Future[None]:
+    checker = ThreadPoolExecutor(1, "check-weights")
+    future = checker.submit(refuse_non_finite, files)
+    checker.shutdown(wait=False)
+    return future
+
+
+@contextmanager
+def _garbage_collection_paused() -> Iterator[None]:
+    """A build makes tens of thousands of objects that all stay, so collecting in between only costs time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _load(
+    build: Callable[[], nn.Module],
+    folder: Path,
+    files: TensorFiles,
+    rename: Rename | None,
+    dtype: torch.dtype,
+    device: torch.device,
+    patterns: Patterns,
+) -> tuple[nn.Module, dict[str, Any]]:
+    module = _build_on_meta(build)
+    _refuse_quantized(module, folder)
+    patterns = patterns.with_class(module)
+    if _is_converted(module):
+        loaded, fields = _load_converted(module, files, rename, dtype, patterns)
+        return loaded.to(device), fields
+    return module, _load_direct(module, files, rename, dtype, device, patterns)
 
 
 def _build_on_meta(build: Callable[[], nn.Module]) -> nn.Module:

@@ -1,4 +1,4 @@
-"""A transformers (or native) model without head, run packed: one ``[T]`` row of tokens in, ``[T, D]`` hidden states out.
+"""A transformers (or native) model without head, run packed: ``[T]`` tokens in, ``[T, D]`` hidden states out.
 
 Called by the runner. Most families run transformers' own modelling code unchanged through the registered attention
 function; a few are patched per instance, a few are native. ``self_check`` proves that packing really took effect.
@@ -255,7 +255,7 @@ def transformers_builder(family: Family, config: dict[str, Any]) -> Callable[[],
     if "add_pooling_layer" in inspect.signature(model_class.__init__).parameters:
         kwargs["add_pooling_layer"] = False
     parsed._attn_implementation = "eager" if family.eager_only_load else None
-    return lambda: model_class(parsed, **kwargs)  # type: ignore[no-any-return]
+    return lambda: model_class(parsed, **kwargs)
 
 
 def without_adapters(name: str) -> str | None:

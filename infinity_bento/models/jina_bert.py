@@ -73,7 +73,9 @@ class JinaEmbeddings(nn.Module):
 
     def forward(self, input_ids: Tensor, token_type_ids: Tensor | None) -> Tensor:
         """``[T]`` ids -> ``[T, D]``."""
-        types = self.token_type_embeddings.weight[0] if token_type_ids is None else self.token_type_embeddings(token_type_ids)
+        types = self.token_type_embeddings.weight[0]
+        if token_type_ids is not None:
+            types = self.token_type_embeddings(token_type_ids)
         return self.LayerNorm(self.word_embeddings(input_ids) + types)  # type: ignore[no-any-return]
 
 

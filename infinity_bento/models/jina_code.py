@@ -1,4 +1,4 @@
-"""Jina BERT v2 for code (jina-embeddings-v2-base-code): normalised queries and keys, two norms a layer. Built by backbone.
+"""Jina BERT v2 for code (jina-embeddings-v2-base-code): normalised queries and keys. Built by backbone.
 
 Module names are the checkpoint's. Definition: the published remote code, "jina-bert-v2-qk-post-norm".
 

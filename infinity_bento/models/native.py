@@ -61,14 +61,9 @@ def alibi_attention(query_TNH: Tensor, key_TNH: Tensor, value_TNH: Tensor, packe
     if key not in packed.cache:
         slopes = torch.tensor(alibi_slopes(heads), device=packed.device)
         distances = biased.distances(packed).abs().float()
-        packed.cache[key] = -(slopes[:, None] * distances).to(query_TNH.dtype)
-    table = packed.cache[key]
-
-    def bias(block: biased.Block) -> Tensor:
-        return biased.by_distance(table, block.first_row, block.last_row, block.group.length)[None]
-
+        packed.cache[key] = biased.ByDistance(-(slopes[:, None] * distances).to(query_TNH.dtype))
     q, k, v = (x.transpose(0, 1) for x in (query_TNH, key_TNH, value_TNH))
-    return biased.run(q, k, v, packed, size**-0.5, bias)
+    return biased.run(q, k, v, packed, size**-0.5, packed.cache[key])
 
 
 def sequence_lengths(packed: PackedBatch) -> Tensor:

@@ -185,7 +185,7 @@ class NomicExperts(nn.Module):
 
     def forward(self, hidden_TD: Tensor, weights_TK: Tensor, experts_TK: Tensor) -> Tensor:
         """The weighted sum of each token's experts, ``[T, D]``."""
-        up, down = (w.unflatten(0, (self.count, -1)) for w in (self.mlp.w1, self.mlp.w2))
+        up, down = (w.view(self.count, -1, w.shape[-1]) for w in (self.mlp.w1, self.mlp.w2))
         out_TD = torch.zeros_like(hidden_TD)
         for expert in range(self.count):
             tokens, rank = (experts_TK == expert).nonzero(as_tuple=True)

@@ -61,8 +61,10 @@ def with_tei_names(text: str) -> str:
 
 
 class Metrics:
-    """All metrics of one process. The routes call ``count_request``, ``observe_request`` and ``count_error``; the engine
-    calls the rest, so that callers who come in by another door are counted too.
+    """All metrics of one process.
+
+    The routes call ``count_request``, ``observe_request`` and ``count_error``. The engine calls the rest, so that
+    callers who come in by another door are counted too.
 
     Args:
         registry: Where they are registered; None makes one for this instance, so that instances never collide.

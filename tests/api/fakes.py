@@ -63,10 +63,15 @@ class FakeEngine:
     truncated_from: int | None = None
     submitted: list[Item] = field(default_factory=list)
     cancelled: int = 0
+    dead: bool = False  # a device thread has died
     width: int = 8
 
     def status(self) -> EngineStatus:
         return self.state
+
+    @property
+    def alive(self) -> bool:
+        return self.state.error is None and not self.dead
 
     def infos(self) -> Sequence[ModelInfo]:
         return self.models if self.state.ready else ()

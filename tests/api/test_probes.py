@@ -9,11 +9,19 @@ from tests.api.fakes import BROKEN, LOADING, READY, FakeEngine, client_for
 
 
 @pytest.mark.parametrize("path", ["/livez", "/healthz"])
-@pytest.mark.parametrize("state", [READY, LOADING, BROKEN])
-async def test_alive_whatever_the_models_do(path: str, state: Any) -> None:
+@pytest.mark.parametrize(("state", "alive"), [(READY, True), (LOADING, True), (BROKEN, False)])
+async def test_alive_unless_only_a_restart_helps(path: str, state: Any, alive: bool) -> None:
     async with client_for(FakeEngine(state=state)) as client:
         answer = await client.get(path)
-    assert answer.status_code == 200 and answer.json() == {"alive": True}
+    assert answer.status_code == (200 if alive else 503) and answer.json() == {"alive": alive}
+
+
+@pytest.mark.parametrize("path", ["/livez", "/readyz", "/health", "/info"])
+async def test_a_dead_device_thread_shows_everywhere(path: str) -> None:
+    async with client_for(FakeEngine(dead=True)) as client:
+        answer = await client.get(path)
+    assert answer.status_code == 503
+    assert path == "/livez" or "device thread has died" in answer.text
 
 
 @pytest.mark.parametrize(("state", "status"), [(READY, 200), (LOADING, 503), (BROKEN, 503)])
@@ -43,7 +51,7 @@ async def test_health_is_teis(path: str) -> None:
 
 
 async def test_replies_can_be_had_without_a_route() -> None:
-    assert (await livez_reply()).status == 200
+    assert (await livez_reply(FakeEngine())).status == 200
     assert (await readyz_reply(FakeEngine(state=LOADING))).status == 503
     assert (await health_reply(FakeEngine())).status == 200
 

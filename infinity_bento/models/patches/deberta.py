@@ -25,7 +25,7 @@ from infinity_bento.batching.packing import PackedBatch
 
 def install(model: nn.Module) -> None:
     """Replace the forward of one ``DebertaV2Model``; its modules and weights stay."""
-    model.forward = types.MethodType(forward, model)  # type: ignore[method-assign]
+    model.forward = types.MethodType(forward, model)
 
 
 def forward(
@@ -60,13 +60,13 @@ class RelativeTerms:
     key_NTH: Tensor
     position_key_NSH: Tensor | None  # None: no content-to-position term
     position_query_NSH: Tensor | None  # None: no position-to-content term
-    index: Tensor  # [2 * max_seqlen - 1], row of the relative table for each distance i - j
+    index: biased.ByDistance  # row of the relative table for each distance i - j
     scale: float
 
     def bias(self, block: biased.Block) -> Tensor:
         """The relative terms of one block, scaled: ``[n, N, Q, L]``."""
         length, rows = block.group.length, slice(block.first_row, block.last_row)
-        index = biased.by_distance(self.index, block.first_row, block.last_row, length)
+        index = self.index(block)
         total: Tensor | None = None
         if self.position_key_NSH is not None:
             query = biased.sequences(self.query_NTH, block)[:, :, rows]
@@ -98,21 +98,21 @@ def self_attention(attention: Any, hidden_TD: Tensor, relative_SD: Tensor | None
         return biased.run(q, k, v, packed, scale, lambda block: q.new_zeros((1, 1, 1, 1)))
     shared = attention.share_att_key
     relative_SD = relative_SD[: 2 * attention.pos_ebd_size].to(hidden_TD.dtype)
-    key_projection = attention.key_proj if shared else getattr(attention, "pos_key_proj", None)
-    query_projection = attention.query_proj if shared else getattr(attention, "pos_query_proj", None)
+    position_key: Any = attention.key_proj if shared else getattr(attention, "pos_key_proj", None)
+    position_query: Any = attention.query_proj if shared else getattr(attention, "pos_query_proj", None)
     terms = RelativeTerms(
         query_NTH=q,
         key_NTH=k,
-        position_key_NSH=heads(key_projection, relative_SD) if to_position else None,
-        position_query_NSH=heads(query_projection, relative_SD) if to_content else None,
+        position_key_NSH=heads(position_key, relative_SD) if to_position else None,
+        position_query_NSH=heads(position_query, relative_SD) if to_content else None,
         index=relative_index(attention, packed),
         scale=scale,
     )
     return biased.run(q, k, v, packed, scale, terms.bias)
 
 
-def relative_index(attention: Any, packed: PackedBatch) -> Tensor:
-    """Row of the relative table for each distance ``i - j``, ``[2 * max_seqlen - 1]``; shared by all layers.
+def relative_index(attention: Any, packed: PackedBatch) -> biased.ByDistance:
+    """Row of the relative table for each distance ``i - j``; shared by all layers.
 
     Both terms read the same row: the published code looks the second up by ``-(j - i)``, and the buckets are odd.
     """
@@ -122,7 +122,7 @@ def relative_index(attention: Any, packed: PackedBatch) -> Tensor:
         distance = biased.distances(packed)
         if buckets > 0 and farthest > 0:
             distance = make_log_bucket_position(distance, buckets, farthest).long()
-        packed.cache[key] = (distance + span).clamp(0, 2 * span - 1)
+        packed.cache[key] = biased.ByDistance((distance + span).clamp(0, 2 * span - 1))
     return packed.cache[key]  # type: ignore[no-any-return]
 
 
@@ -131,6 +131,6 @@ def convolution(layer: Any, input_TD: Tensor, residual_TD: Tensor, packed: Packe
     convolved_TD = torch.empty_like(residual_TD)
     for group in packed.groups:
         tokens = slice(group.start, group.start + group.count * group.length)
-        rows = input_TD[tokens].unflatten(0, (group.count, group.length))
+        rows = input_TD[tokens].view(group.count, group.length, -1)
         convolved_TD[tokens] = layer.conv(rows.transpose(1, 2)).transpose(1, 2).flatten(0, 1)
     return layer.LayerNorm(residual_TD + ACT2FN[layer.conv_act](convolved_TD))  # type: ignore[no-any-return]

@@ -44,9 +44,9 @@ def install(model: nn.Module) -> None:
         scan = getattr(namespace, "torch_chunk_gated_delta_rule", None)
         if not callable(convolve) or not callable(scan) or not hasattr(layer, "in_proj_qkv"):
             raise LoadError(
-                f"{type(layer).__name__} of the installed transformers cannot run packed; version 5.24 is known to work."
+                f"{type(layer).__name__} of the installed transformers cannot run packed; versions 5.17 to 5.24 can."
             )
-        layer.forward = types.MethodType(forward, layer)  # type: ignore[method-assign]
+        layer.forward = types.MethodType(forward, layer)
 
 
 def forward(layer: Any, hidden_states: Tensor, packed: PackedBatch, **kwargs: Any) -> Tensor:
@@ -65,9 +65,7 @@ def forward(layer: Any, hidden_states: Tensor, packed: PackedBatch, **kwargs: An
     return layer.out_proj(normed.view(1, hidden_TD.shape[0], -1))  # type: ignore[no-any-return]
 
 
-def scan_bucket(
-    layer: Any, namespace: Any, bucket: Bucket, mixed: Tensor, beta: Tensor, decay: Tensor
-) -> Tensor:
+def scan_bucket(layer: Any, namespace: Any, bucket: Bucket, mixed: Tensor, beta: Tensor, decay: Tensor) -> Tensor:
     """Convolution and delta rule of one bucket; the outputs of its real tokens, ``[tokens, heads, head size]``."""
     padded = namespace.causal_conv1d_fn(
         mixed[bucket.gather_nC].transpose(1, 2),
@@ -76,9 +74,14 @@ def scan_bucket(
         activation=layer.activation,
     ).transpose(1, 2)
     query, key, value = padded.split([layer.key_dim, layer.key_dim, layer.value_dim], dim=-1)
+    # Several value heads share a key head; not every version of the scan repeats them itself.
+    query, key = (
+        x.unflatten(-1, (-1, layer.head_k_dim)).repeat_interleave(layer.num_v_heads // layer.num_k_heads, dim=2)
+        for x in (query, key)
+    )
     out, _ = namespace.torch_chunk_gated_delta_rule(
-        query.unflatten(-1, (-1, layer.head_k_dim)),
-        key.unflatten(-1, (-1, layer.head_k_dim)),
+        query,
+        key,
         value.unflatten(-1, (-1, layer.head_v_dim)),
         g=decay[bucket.gather_nC],
         beta=beta[bucket.gather_nC],

@@ -28,7 +28,7 @@ def install(model: nn.Module, title: str) -> None:
         kind = getattr(module, "rope_type", None)
         kinds = set(kind.values()) if isinstance(kind, dict) else {kind}
         if kind == "dynamic":
-            module.forward = types.MethodType(forward, module)  # type: ignore[method-assign]
+            module.forward = types.MethodType(forward, module)
         elif kinds & {"dynamic", "longrope"}:
             raise LoadError(
                 f"{title}: rope_type {kind!r} changes a row with the length of its neighbours and is not supported; "

@@ -20,7 +20,7 @@ from infinity_bento.batching.packing import PackedBatch
 
 def install(model: nn.Module) -> None:
     """Replace the forward of one ``MPNetModel``; its modules and weights stay."""
-    model.forward = types.MethodType(forward, model)  # type: ignore[method-assign]
+    model.forward = types.MethodType(forward, model)
 
 
 def forward(
@@ -32,7 +32,7 @@ def forward(
 ) -> BaseModelOutput:
     """Hidden states ``[1, T, D]`` of a packed batch; ids and positions are ``[1, T]``."""
     hidden_TD = model.embeddings(input_ids=input_ids, position_ids=position_ids)[0]
-    bias = relative_bias(model.encoder, packed).to(hidden_TD.dtype)
+    bias = biased.ByDistance(relative_bias(model.encoder, packed).to(hidden_TD.dtype))
     for layer in model.encoder.layer:
         attention = layer.attention
         context_TD = self_attention(attention.attn, hidden_TD, bias, packed)
@@ -51,16 +51,13 @@ def relative_bias(encoder: Any, packed: PackedBatch) -> Tensor:
     return encoder.relative_attention_bias(buckets).t().contiguous()  # type: ignore[no-any-return]
 
 
-def self_attention(attention: Any, hidden_TD: Tensor, bias: Tensor, packed: PackedBatch) -> Tensor:
+def self_attention(attention: Any, hidden_TD: Tensor, bias: biased.BlockBias, packed: PackedBatch) -> Tensor:
     """One attention layer, output projection included: ``[T, D]``."""
 
     def heads(projection: nn.Module) -> Tensor:
         split: Tensor = projection(hidden_TD).unflatten(-1, (attention.num_attention_heads, -1))
         return split.transpose(0, 1)
 
-    def block_bias(block: biased.Block) -> Tensor:
-        return biased.by_distance(bias, block.first_row, block.last_row, block.group.length)[None]
-
     q, k, v = heads(attention.q), heads(attention.k), heads(attention.v)
-    context = biased.run(q, k, v, packed, attention.attention_head_size**-0.5, block_bias)
+    context = biased.run(q, k, v, packed, attention.attention_head_size**-0.5, bias)
     return attention.o(context)  # type: ignore[no-any-return]
