@@ -39,6 +39,7 @@ MOST_ITEMS = max(2, *(model.max_client_batch_size for model in settings.models))
     traffic={"timeout": 86_400},
     logging={"access": {"enabled": settings.access_log}},
     metrics={"enabled": False},
+    http={"host": settings.hostname, "port": settings.port},
 )
 @bentoml.asgi_app(wire.app(), path="/")
 class InfinityBento:

@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import platform
+import random
 import statistics
 import time
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from pathlib import Path
 import torch
 import transformers
 
+from infinity_bento.checkpoints.json_files import read_json
 from infinity_bento.checkpoints.resolve import resolve
 from infinity_bento.checkpoints.weights import load_module
 
@@ -29,7 +31,8 @@ def cases(folder: Path) -> dict[str, Callable[[], Callable[[], object]]]:
     """Each case loads once and returns what is to be done outside the measured time."""
 
     def build() -> torch.nn.Module:
-        module: torch.nn.Module = transformers.AutoModel.from_config(transformers.AutoConfig.from_pretrained(folder))
+        config = transformers.AutoConfig.for_model(**read_json(folder / "config.json"))
+        module: torch.nn.Module = transformers.AutoModel.from_config(config)
         return module
 
     def ours(background: bool) -> Callable[[], object]:
@@ -52,15 +55,18 @@ def cases(folder: Path) -> dict[str, Callable[[], Callable[[], object]]]:
 @torch.inference_mode()
 def measure(folder: Path, rounds: int) -> dict[str, float]:
     """Median milliseconds per case; the first round only warms up."""
-    times: dict[str, list[float]] = {}
+    loads = cases(folder)
+    times: dict[str, list[float]] = {name: [] for name in loads}
+    order = random.Random(0)
     for number in range(rounds + 1):
-        for name, load in cases(folder).items():
+        # Shuffled: what ran before leaves its mark on the caches.
+        for name, load in order.sample(list(loads.items()), len(loads)):
             start = time.perf_counter()
             finish = load()
             seconds = time.perf_counter() - start
             finish()
             if number:
-                times.setdefault(name, []).append(seconds * 1e3)
+                times[name].append(seconds * 1e3)
     return {name: round(statistics.median(values), 2) for name, values in times.items()}
 
 

@@ -27,6 +27,7 @@ class Task(enum.StrEnum):
     EMBED_SPARSE = "embed_sparse"
     RERANK = "rerank"
     CLASSIFY = "classify"
+    CLASSIFY_TOKENS = "classify_tokens"
 
 
 class Pooling(enum.StrEnum):
@@ -50,6 +51,16 @@ class InputType(enum.StrEnum):
     DOCUMENT = "document"
 
 
+class Aggregation(enum.StrEnum):
+    """How labels of tokens become labels of words and entities; the values are those of transformers' pipeline."""
+
+    NONE = "none"  # one label per token
+    SIMPLE = "simple"  # neighbours of one label become one entity
+    FIRST = "first"  # as simple, after each word took the label of its first token
+    AVERAGE = "average"  # ... the label with the highest mean score over its tokens
+    MAX = "max"  # ... the label of its most certain token
+
+
 @dataclass(slots=True)
 class Item:
     """One input of one task. Set by the wire layer; nobody changes it afterwards.
@@ -67,10 +78,13 @@ class Item:
     input_type: InputType | None = None
     truncate: bool | None = None
     truncation_direction: TruncationDirection = "right"
+    instruction: str | None = None  # of a pair, for rerankers whose template has a place for one
     # Output.
     normalize: bool | None = None  # None: as the checkpoint says
     dimensions: int | None = None  # keep the first n values, then normalize again if normalized
     raw_scores: bool = False
+    aggregation: Aggregation = Aggregation.NONE  # CLASSIFY_TOKENS
+    ignore_labels: tuple[str, ...] = ("O",)  # CLASSIFY_TOKENS: labels left out of the answer
 
 
 @dataclass(slots=True)
@@ -82,9 +96,37 @@ class Encoded:
     prompt_length: int = 0  # leading tokens that pooling leaves out where the checkpoint says include_prompt=false
     truncated_from: int | None = None  # token count before truncation; None: nothing was cut
     characters: int = 0  # Unicode scalars of the caller's text, prompt excluded; ids count one each
+    # Late interaction and learned sparse vectors.
+    attended: int | None = None  # leading tokens that may be attended to; the others only ask. None: all
+    kept: NDArray[np.bool_] | None = None  # tokens whose vectors are part of a token matrix; None: all
+    static: bool = False  # answered from a table of token weights: no model runs
 
     def __len__(self) -> int:
         return len(self.input_ids)
+
+
+@dataclass(slots=True)
+class TokenSpans:
+    """Where the tokens of one input lie in its text. Set by the tokenizer; lists of one length, special tokens included."""
+
+    tokens: list[str]  # as in the vocabulary; the text itself for an unknown token
+    offsets: list[tuple[int, int]] | None  # characters of the caller's text; None: the input was token ids
+    special: list[bool]  # added by the tokenizer, or part of a prompt: no label
+    continues_word: list[bool]  # belongs to the word of the token before
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLabel:
+    """The label of a token, or of several that make an entity."""
+
+    label: str
+    score: float  # probability of the label; its logit where raw scores were asked for
+    start: int | None  # characters of the caller's text, end excluded; None: the input was token ids
+    end: int | None
+    word: str  # the tokens as text
 
 
 class SparseRow(NamedTuple):
@@ -117,7 +159,8 @@ class Result:
     """The answer to one item.
 
     ``output`` by task: EMBED ``[D]`` float32; EMBED_ALL ``[n, D]`` float32; EMBED_SPARSE ``SparseRow``;
-    RERANK ``[1]`` and CLASSIFY ``[labels]`` float32 scores (activated unless ``raw_scores``).
+    RERANK ``[1]`` and CLASSIFY ``[labels]`` float32 scores (activated unless ``raw_scores``);
+    CLASSIFY_TOKENS a list of ``TokenLabel``.
     """
 
     output: Any

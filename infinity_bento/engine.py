@@ -177,8 +177,8 @@ class ServedModel:
             except CapacityError as error:
                 failed += [(entry.index, error) for entry in entries]
             self.observe_queue()
-        for index, error in failed:
-            ticket.resolve(index, error)
+        for index, reason in failed:
+            ticket.resolve(index, reason)
 
     def close(self) -> None:
         """Finish the running batches, refuse the waiting entries, end all threads."""
@@ -428,5 +428,3 @@ def stage_names(settings: Settings) -> list[str]:
 
 def _listed(tasks: Sequence[Task]) -> str:
     return ", ".join(task.value for task in tasks) or "nothing"
-
-

@@ -23,7 +23,7 @@
         |-- LoadError          (at start) a checkpoint cannot be served
         |   `-- WeightMismatch (at start) tensors are missing, unexpected or have a wrong shape
         |-- OutOfMemory        503  the device ran out of memory on this input even alone
-        `-- InferenceError     424  the model failed on this input, or produced a non-finite number (as TEI; not retried)
+        `-- InferenceError     424  the model failed on this input, or made a non-finite number (as TEI; not retried)
 
 Every text says what was wrong (name and value), what is allowed, and what to do. Dialects turn the one value into
 their own envelope, and may fix another status where their published contract has one (see ``infinity_bento.api``).

@@ -231,7 +231,7 @@ MODEL_OPTIONS = (
         "max-concurrent-requests",
         integer(1),
         512,
-        "Admission limit of the model; above it a request gets a 429 at once.",
+        "Most inputs in flight; above it a request gets a 429 at once. A larger request runs when nothing else does.",
         per_model=True,
     ),
     # 2048 is the documented array limit of OpenAI's embeddings API: clients written for it split their lists there
@@ -265,7 +265,7 @@ MODEL_OPTIONS = (
         None,
         "Tokenizer threads.",
         per_model=True,
-        default_text="available CPUs - 1, from 1 to 8",
+        default_text="available CPUs - 1, from 2 to 8",
     ),
     Option(
         "dense-path",
@@ -280,7 +280,8 @@ MODEL_OPTIONS = (
 SERVER_OPTIONS = (
     Option("hostname", ADDRESS, "0.0.0.0", "Address to listen on."),
     Option("port", PORT, 3000, "Port to listen on."),
-    Option("payload-limit", integer(1), 2_000_000, "Most bytes of a request body."),
+    # TEI's 2 MB would refuse a full request of 2048 chunks of text (a kilobyte or two each).
+    Option("payload-limit", integer(1), 16_000_000, "Most bytes of a request body."),
     Option("request-timeout-seconds", SECONDS, 60.0, "Time after which an unanswered request gets a 504."),
     Option("api-key", SECRET, None, "Key that requests must carry as Authorization: Bearer KEY.", secret=True),
     Option(

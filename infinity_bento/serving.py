@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -41,8 +42,10 @@ logger = logging.getLogger(__name__)
 
 Callback = Callable[[Sequence[Any]], Awaitable[Sequence[Any]]]
 
-# Where a worker leaves the reason why it cannot serve, for the supervisor that started it.
-FAILURE_FILE_VARIABLE = "INFINITY_BENTO_FAILURE_FILE"
+# Names the folder of one running server, which the supervisor makes and its workers inherit.
+RUN_FOLDER_VARIABLE = "INFINITY_BENTO_RUN_FOLDER"
+FAILURE_FILE = "failure"  # where a worker leaves the reason why it cannot serve
+METRICS_FOLDER = "metrics"
 
 
 def settings_from_bentoml() -> Settings:
@@ -68,6 +71,10 @@ class Wire:
     @classmethod
     def from_settings(cls, settings: Settings, version: str) -> Wire:
         """The wire layer's share of the settings."""
+        run_folder = os.environ.get(RUN_FOLDER_VARIABLE)
+        if run_folder:
+            # BentoML's own folder is one for all servers of a machine, and each of them empties it.
+            os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(Path(run_folder) / METRICS_FOLDER)
         api = ApiSettings(
             payload_limit=settings.payload_limit,
             request_timeout_seconds=settings.request_timeout_seconds,
@@ -118,7 +125,9 @@ class EngineAppFactory(ServiceAppFactory):  # type: ignore[misc]
     @property
     def middlewares(self) -> list[Middleware]:
         """BentoML's own, less its timeout (ours also notices a client that leaves) and, unless traced, its spans."""
-        unwanted = {TimeoutMiddleware} if self.service.inner.wire.tracing else {TimeoutMiddleware, OpenTelemetryMiddleware}
+        unwanted = (
+            {TimeoutMiddleware} if self.service.inner.wire.tracing else {TimeoutMiddleware, OpenTelemetryMiddleware}
+        )
         return [middleware for middleware in super().middlewares if middleware.cls not in unwanted]
 
     async def livez(self, request: Request) -> Response:
@@ -158,10 +167,10 @@ def check_before_workers(settings: Settings) -> None:
     """
     from infinity_bento.checkpoints.preflight import plan_model
 
-    handle, file = tempfile.mkstemp(prefix="infinity-bento-", suffix=".failure")
-    os.close(handle)
-    os.environ[FAILURE_FILE_VARIABLE] = file
-    atexit.register(_exit_with_failure, Path(file))
+    folder = Path(tempfile.mkdtemp(prefix="infinity-bento-"))
+    (folder / METRICS_FOLDER).mkdir()
+    os.environ[RUN_FOLDER_VARIABLE] = str(folder)
+    atexit.register(_leave_run_folder, folder)
     try:
         for model in settings.models:
             plan_model(model, settings)
@@ -169,10 +178,11 @@ def check_before_workers(settings: Settings) -> None:
         raise BentoMLException(error.message) from None
 
 
-def _exit_with_failure(file: Path) -> None:
+def _leave_run_folder(folder: Path) -> None:
     """At the supervisor's end: repeat the worker's reason, and make the exit code say that it failed."""
+    file = folder / FAILURE_FILE
     reason = file.read_text() if file.is_file() else ""
-    file.unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
     if reason:
         print(f"Error: {reason}", file=sys.stderr, flush=True)
         os._exit(1)
@@ -200,7 +210,7 @@ def load_in_background(engine: Engine) -> threading.Thread:
 
 def _stop_server(reason: str) -> None:
     """Tell the supervisor why, and end it; without a supervisor (tests, plain uvicorn) readiness tells the reason."""
-    file = os.environ.get(FAILURE_FILE_VARIABLE)
-    if file and os.path.exists(file):
-        Path(file).write_text(reason)
+    folder = os.environ.get(RUN_FOLDER_VARIABLE)
+    if folder and os.path.isdir(folder):
+        (Path(folder) / FAILURE_FILE).write_text(reason)
         os.kill(os.getppid(), signal.SIGTERM)

@@ -69,7 +69,7 @@ class Settings:
     models: tuple[ModelSettings, ...]
     hostname: str = "0.0.0.0"
     port: int = 3000
-    payload_limit: int = 2_000_000  # bytes
+    payload_limit: int = 16_000_000  # bytes
     request_timeout_seconds: float = 60.0
     api_key: Secret | None = None
     cors_allow_origin: tuple[str, ...] = ()
@@ -117,8 +117,8 @@ def resolve(
 
 
 def default_tokenization_workers() -> int:
-    """One thread less than the CPUs this process may use, from 1 to 8."""
-    return min(max(available_cpus() - 1, 1), 8)
+    """One thread less than the CPUs this process may use, from 2 to 8: a long text must not hold up the short ones."""
+    return min(max(available_cpus() - 1, 2), 8)
 
 
 def available_cpus(cgroup: Path = Path("/sys/fs/cgroup")) -> int:

@@ -87,7 +87,7 @@ class TestExactness:
 
 class TestErrorsAreValues:
     def test_one_bad_item_harms_nobody(self, engine: Engine) -> None:
-        items = embed_items(["good", "", "fine"]) + [Item(Task.EMBED, token_ids=[10**9])]
+        items = [*embed_items(["good", "", "fine"]), Item(Task.EMBED, token_ids=[10**9])]
         good, empty, fine, outside = engine.submit_sync(MINILM, items)
         assert isinstance(good, Result)
         assert isinstance(fine, Result)

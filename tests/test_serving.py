@@ -206,5 +206,3 @@ class TestRefusalToStart:
         output = refused("--torch-device", "cuda:7", "--port", "3992")
         assert "torch-device cuda:7 is not there" in output
         assert "Traceback" not in output
-
-

@@ -104,7 +104,7 @@ def test_nothing_given_serves_the_default_model():
             tokenization_workers=default_tokenization_workers(),
         ),
     )
-    assert (settings.hostname, settings.port, settings.payload_limit) == ("0.0.0.0", 3000, 2_000_000)
+    assert (settings.hostname, settings.port, settings.payload_limit) == ("0.0.0.0", 3000, 16_000_000)
     assert settings.api_key is None and settings.hf_token is None
     assert settings.notes == ()
     assert set(settings.origins.values()) == {Origin(Source.DEFAULT)}
@@ -436,7 +436,7 @@ def test_available_cpus_respects_affinity_and_quota(files, limit, tmp_path, monk
     assert available_cpus(tmp_path) == (limit or 16)
 
 
-@pytest.mark.parametrize(("cpus", "workers"), [(1, 1), (2, 1), (5, 4), (9, 8), (64, 8)])
+@pytest.mark.parametrize(("cpus", "workers"), [(1, 2), (2, 2), (5, 4), (9, 8), (64, 8)])
 def test_default_tokenization_workers(cpus, workers, monkeypatch):
     monkeypatch.setattr("infinity_bento.settings.available_cpus", lambda: cpus)
     assert resolve().models[0].tokenization_workers == workers

@@ -1,34 +1,41 @@
-"""Request bodies: counted against the payload limit, then parsed. Called by the handlers."""
+"""Request bodies: counted against the payload limit, decompressed, then parsed as JSON or MessagePack. Called by the
+handlers.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+import msgpack
 import orjson
 from starlette.types import Receive, Scope
 
-from infinity_bento.api.exchange import Call, ClientGone, header
+from infinity_bento.api.compression import decompress
+from infinity_bento.api.exchange import JSON_TYPE, MSGPACK_TYPES, Call, ClientGone, header
 from infinity_bento.errors import InvalidInput, MalformedBody, PayloadTooLarge, UnsupportedMedia
 
 _TYPE_NAMES = {list: "an array", str: "a string", int: "a number", float: "a number", bool: "a boolean"}
 
 
-async def read_json(call: Call) -> dict[str, Any]:
-    """The JSON object in the body of ``call``.
+async def read_object(call: Call) -> dict[str, Any]:
+    """The object in the body of ``call``, sent as JSON or as MessagePack, plain or compressed with gzip or zstd.
 
     Raises:
-        UnsupportedMedia: The content type is not JSON, or the body is compressed.
-        PayloadTooLarge: More bytes than ``payload_limit``, by Content-Length or by count.
-        MalformedBody: Not JSON; the text names line and column.
-        InvalidInput: JSON, but not an object.
+        UnsupportedMedia: Another content type or content encoding.
+        PayloadTooLarge: More bytes than ``payload_limit``: by Content-Length, by count, or after decompression.
+        MalformedBody: Not JSON or MessagePack; for JSON the text names line and column.
+        InvalidInput: No object.
         ClientGone: The client hung up while sending.
     """
-    _check_media(call.scope)
-    raw = await read_bytes(call.scope, call.receive, call.context.settings.payload_limit)
-    value = _parse(raw)
+    is_msgpack, coding = _check_media(call.scope)
+    limit = call.context.settings.payload_limit
+    raw = await read_bytes(call.scope, call.receive, limit)
+    if coding is not None:
+        raw = decompress(raw, coding, limit)
+    value = _parse_msgpack(raw) if is_msgpack else _parse(raw)
     if type(value) is not dict:
         kind = _TYPE_NAMES.get(type(value), "null")
-        raise InvalidInput(f"The body is {kind}; send one JSON object with the fields of this route.")
+        raise InvalidInput(f"The body is {kind}; send one object with the fields of this route.")
     return value
 
 
@@ -79,17 +86,21 @@ def too_large(size: str, limit: int) -> PayloadTooLarge:
     )
 
 
-def _check_media(scope: Scope) -> None:
-    """Refuse bodies that are not plain JSON; a missing content type counts as JSON."""
+def _check_media(scope: Scope) -> tuple[bool, bytes | None]:
+    """Whether the body is MessagePack, and its content encoding; a missing content type counts as JSON."""
+    is_msgpack, coding = False, None
     for name, value in scope["headers"]:
-        if name == b"content-type":
+        if name == b"content-type" and value != JSON_TYPE:
             media = value.split(b";", 1)[0].strip().lower()
-            if media and media != b"application/json" and not media.endswith(b"+json"):
+            is_msgpack = media in MSGPACK_TYPES
+            if media and media != JSON_TYPE and not is_msgpack and not media.endswith(b"+json"):
                 shown = media[:80].decode("latin-1")
-                raise UnsupportedMedia(f"Content-Type {shown!r} is not read here; send application/json.")
-        elif name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
-            shown = value[:80].decode("latin-1")
-            raise UnsupportedMedia(f"Content-Encoding {shown!r} is not read here; send the body uncompressed.")
+                raise UnsupportedMedia(
+                    f"Content-Type {shown!r} is not read here; send application/json or application/msgpack."
+                )
+        elif name == b"content-encoding":
+            coding = value
+    return is_msgpack, coding
 
 
 def _parse(raw: bytes) -> Any:
@@ -102,4 +113,15 @@ def _parse(raw: bytes) -> Any:
         raise MalformedBody(
             f"The body is not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}; "
             "correct it there and send UTF-8 JSON."
+        ) from None
+
+
+def _parse_msgpack(raw: bytes) -> Any:
+    """MessagePack to Python; what JSON cannot hold arrives as bytes or extension objects, which no field accepts."""
+    try:
+        return msgpack.unpackb(raw)
+    except (ValueError, RecursionError, msgpack.UnpackException) as error:
+        raise MalformedBody(
+            f"The body is not valid MessagePack ({error or type(error).__name__}); send one map with the fields of "
+            "this route."
         ) from None

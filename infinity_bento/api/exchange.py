@@ -5,12 +5,15 @@ Middleware makes the state, routes make a ``Call`` from it, handlers answer with
 
 from __future__ import annotations
 
+import binascii
 import secrets
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import msgpack
+import numpy as np
 import orjson
 from starlette.types import Receive, Scope, Send
 
@@ -27,6 +30,8 @@ _VISIBLE_ASCII = frozenset(range(0x21, 0x7F))
 
 Headers = list[tuple[bytes, bytes]]
 JSON_TYPE = b"application/json"
+MSGPACK_TYPE = b"application/msgpack"
+MSGPACK_TYPES = frozenset((MSGPACK_TYPE, b"application/x-msgpack", b"application/vnd.msgpack"))
 
 
 class ClientGone(Exception):
@@ -63,11 +68,19 @@ class Reply:
     status: int = 200
     content_type: bytes = JSON_TYPE
     headers: Headers = field(default_factory=list)
+    compressible: bool = True  # False: bytes without redundancy, where compressing would be time lost
 
     @classmethod
     def of_json(cls, value: Any, status: int = 200, headers: Headers | None = None) -> Reply:
-        """``value`` as JSON; float32 arrays become lists of the shortest digits that read back equal."""
-        return cls(orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY), status, JSON_TYPE, headers or [])
+        """``value`` as JSON; float32 arrays become lists of the shortest digits that read back equal, bytes base64."""
+        body = orjson.dumps(value, default=_base64_of_bytes, option=orjson.OPT_SERIALIZE_NUMPY)
+        return cls(body, status, JSON_TYPE, headers or [])
+
+    @classmethod
+    def of_msgpack(cls, value: Any, headers: Headers | None = None) -> Reply:
+        """``value`` as MessagePack; arrays become lists of single-precision numbers, bytes stay bytes."""
+        body = msgpack.packb(value, default=_plain_of_numpy, use_single_float=True)
+        return cls(body, 200, MSGPACK_TYPE, headers or [], compressible=False)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answer."""
@@ -108,6 +121,13 @@ class Call:
         """The loaded models, the default one first."""
         return list(self.engine.infos())
 
+    def reply(self, value: Any, headers: Headers | None = None) -> Reply:
+        """``value`` as JSON, or as MessagePack if the caller prefers that (``Accept: application/msgpack``)."""
+        accept = header(self.scope, b"accept")
+        if accept is not None and b"msgpack" in accept and _prefers_msgpack(accept):
+            return Reply.of_msgpack(value, headers)
+        return Reply.of_json(value, headers=headers)
+
 
 Handler = Callable[[Call], Awaitable[Reply]]
 
@@ -118,6 +138,35 @@ def header(scope: Scope, name: bytes) -> bytes | None:
         if key == name:
             return value  # type: ignore[no-any-return]
     return None
+
+
+def _prefers_msgpack(accept: bytes) -> bool:
+    """Whether an Accept header ranks MessagePack above JSON; of equals the one named first wins."""
+    best, chosen = 0.0, b""
+    for part in accept.lower().split(b","):
+        media, *parameters = (piece.strip() for piece in part.split(b";"))
+        weight = next((piece[2:] for piece in parameters if piece.startswith(b"q=")), b"1")
+        try:
+            rank = float(weight)
+        except ValueError:
+            rank = 0.0
+        if rank > best:
+            best, chosen = rank, media
+    return chosen in MSGPACK_TYPES
+
+
+def _base64_of_bytes(value: Any) -> str:
+    """orjson asks for what it cannot write: the data of packed tensors."""
+    if isinstance(value, bytes):
+        return binascii.b2a_base64(value, newline=False).decode("ascii")
+    raise TypeError(f"{type(value).__name__} has no JSON form")
+
+
+def _plain_of_numpy(value: Any) -> Any:
+    """msgpack asks for what it cannot write: numpy's arrays and scalars."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} has no MessagePack form")
 
 
 def _request_id(scope: Scope) -> str:

@@ -1,30 +1,33 @@
-"""Strict, cheap readers for the fields of a JSON body: a boolean is no integer, null means the default, unknown
-fields are ignored. Called by every dialect; each error names the path, the offending value and what is allowed.
+"""Strict, cheap readers for the options of a body: a boolean is no integer, null means the default, unknown fields are
+ignored. Called by every dialect; each error names the path, the offending value and what is allowed. The inputs
+themselves are read by ``inputs``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import orjson
 
-from infinity_bento.core import ModelInfo
-from infinity_bento.errors import BatchTooLarge, EmptyInput, InvalidInput
+from infinity_bento.core import InputType, Item, ModelInfo, Task, TruncationDirection
+from infinity_bento.errors import InvalidInput
 
 Body = Mapping[str, Any]
 T = TypeVar("T")
+D = TypeVar("D")
 
-_TOKEN_ID_MAX = 2**31 - 1
 _SHOWN_CHARACTERS = 40
-_INPUTS_ALLOWED = "a string, an array of strings, an array of token ids, or an array of token-id arrays"
-
-
-class Inputs(NamedTuple):
-    """The inputs of one request; ``single`` if they came outside a list, so that errors need no index."""
-
-    values: list[str | list[int]]
-    single: bool
+_DIRECTIONS: Mapping[str, TruncationDirection] = {"right": "right", "left": "left", "Right": "right", "Left": "left"}
+_INPUT_TYPES: Mapping[str, InputType] = {
+    "query": InputType.QUERY,
+    "document": InputType.DOCUMENT,
+    "passage": InputType.DOCUMENT,
+    "search_query": InputType.QUERY,
+    "search_document": InputType.DOCUMENT,
+}
+DIRECTION_NAMES = tuple(_DIRECTIONS)
+INPUT_TYPE_NAMES = tuple(_INPUT_TYPES)
 
 
 def describe(value: Any) -> str:
@@ -38,6 +41,8 @@ def describe(value: Any) -> str:
     if isinstance(value, str):
         cut = value if len(value) <= _SHOWN_CHARACTERS else value[:_SHOWN_CHARACTERS] + "..."
         return f"the string {orjson.dumps(cut).decode()}"
+    if isinstance(value, bytes):
+        return f"binary data of {len(value)} bytes"
     return f"an array of {len(value)}" if isinstance(value, list) else "an object"
 
 
@@ -48,7 +53,7 @@ def boolean(body: Body, name: str, default: T) -> bool | T:
         return default
     if value is True or value is False:
         return bool(value)
-    _refuse(name, value, "true or false")
+    refuse(name, value, "true or false")
 
 
 def string(body: Body, name: str) -> str | None:
@@ -56,7 +61,7 @@ def string(body: Body, name: str) -> str | None:
     value = body.get(name)
     if value is None or type(value) is str:
         return value
-    _refuse(name, value, "a string")
+    refuse(name, value, "a string")
 
 
 def positive_integer(body: Body, name: str) -> int | None:
@@ -66,61 +71,17 @@ def positive_integer(body: Body, name: str) -> int | None:
         return None
     if type(value) is int and value >= 1:
         return value
-    _refuse(name, value, "a whole number of at least 1")
+    refuse(name, value, "a whole number of at least 1")
 
 
-def choice(body: Body, name: str, allowed: Mapping[str, T], default: T) -> T:
+def choice(body: Body, name: str, allowed: Mapping[str, T], default: D) -> T | D:
     """One of the keys of ``allowed``, as its value; absent or null gives ``default``."""
     value = body.get(name)
     if value is None:
         return default
     if type(value) is str and value in allowed:
         return allowed[value]
-    _refuse(name, value, " or ".join(f'"{key}"' for key in allowed))
-
-
-def inputs(body: Body, name: str) -> Inputs:
-    """One or many texts or token-id lists, mixed if the caller likes.
-
-    Raises:
-        EmptyInput: An empty list, an empty text or an empty list of ids.
-        InvalidInput: Any other shape; the path names the first element at fault.
-    """
-    value = body.get(name)
-    if type(value) is str:
-        _check_text(value, name)
-        return Inputs([value], True)
-    if type(value) is not list:
-        if name not in body:
-            raise InvalidInput(f"`{name}` is missing; it must be {_INPUTS_ALLOWED}.", param=name)
-        _refuse(name, value, _INPUTS_ALLOWED)
-    if not value:
-        raise EmptyInput(f"`{name}` is an empty array; send at least one input.", param=name)
-    types = set(map(type, value))
-    if types == {str}:
-        if "" in value:
-            _check_text("", f"{name}[{value.index('')}]")
-        return Inputs(value, False)
-    if types == {int}:
-        _check_ids(value, name)
-        return Inputs([value], True)
-    for index, element in enumerate(value):
-        _check_element(element, f"{name}[{index}]")
-    return Inputs(value, False)
-
-
-def check_batch_size(count: int, info: ModelInfo, name: str) -> None:
-    """Refuse more inputs than the model takes, before anything is made of them.
-
-    Raises:
-        BatchTooLarge: ``count`` exceeds ``max_client_batch_size``.
-    """
-    if count > info.max_client_batch_size:
-        raise BatchTooLarge(
-            f"`{name}` has {count} inputs; the limit of model {info.name!r} is {info.max_client_batch_size} "
-            "(max_client_batch_size). Split them over several requests.",
-            param=name,
-        )
+    refuse(name, value, " or ".join(f'"{key}"' for key in allowed))
 
 
 def dimensions(body: Body, info: ModelInfo) -> int | None:
@@ -154,30 +115,47 @@ def prompt_name(body: Body, info: ModelInfo) -> str | None:
     return value
 
 
-def _check_element(element: Any, path: str) -> None:
-    if type(element) is str:
-        _check_text(element, path)
-    elif type(element) is list:
-        if not element:
-            raise EmptyInput(f"`{path}` is an empty array; send at least one token id.", param=path)
-        _check_ids(element, path)
-    else:
-        _refuse(path, element, "a string or an array of token ids")
+def text_item(body: Body, info: ModelInfo, task: Task) -> Item:
+    """A template of items with the text options of a body: model prompts, truncation.
+
+    Raises:
+        InvalidInput: One of them has a wrong type or value, or the checkpoint has no such prompt.
+    """
+    return Item(
+        task=task,
+        prompt_name=prompt_name(body, info),
+        prompt=string(body, "prompt"),
+        input_type=choice(body, "input_type", _INPUT_TYPES, None),
+        truncate=boolean(body, "truncate", None),
+        truncation_direction=choice(body, "truncation_direction", _DIRECTIONS, "right"),
+    )
 
 
-def _check_text(text: str, path: str) -> None:
-    if not text:
-        raise EmptyInput(f"`{path}` is an empty string; send at least one character, or leave it out.", param=path)
+def pair_item(body: Body, task: Task) -> Item:
+    """A template of items that are scored: truncation, instruction and kind of scores.
+
+    Raises:
+        InvalidInput: One of them has a wrong type or value.
+    """
+    return Item(
+        task=task,
+        instruction=string(body, "instruction"),
+        truncate=boolean(body, "truncate", None),
+        truncation_direction=choice(body, "truncation_direction", _DIRECTIONS, "right"),
+        raw_scores=boolean(body, "raw_scores", False),
+    )
 
 
-def _check_ids(ids: list[Any], path: str) -> None:
-    """Whole numbers that fit int32; whether the vocabulary has them only the engine knows."""
-    if set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) <= _TOKEN_ID_MAX:
-        return
-    for index, value in enumerate(ids):
-        if type(value) is not int or not 0 <= value <= _TOKEN_ID_MAX:
-            _refuse(f"{path}[{index}]", value, f"a token id, a whole number from 0 to {_TOKEN_ID_MAX}")
+def nested(body: Body, name: str) -> Body:
+    """An object inside the body; absent or null gives an empty one."""
+    value = body.get(name)
+    if value is None:
+        return {}
+    if type(value) is dict:
+        return value
+    refuse(name, value, "an object")
 
 
-def _refuse(path: str, value: Any, allowed: str) -> NoReturn:
+def refuse(path: str, value: Any, allowed: str) -> NoReturn:
+    """Raise the error for a value at ``path`` that is not what is ``allowed``."""
     raise InvalidInput(f"`{path}` is {describe(value)}; it must be {allowed}.", param=path)

@@ -2,41 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from infinity_bento.api.envelopes import located
 from infinity_bento.api.exchange import Call, Headers
-from infinity_bento.api.fields import Inputs
 from infinity_bento.core import Item, ModelInfo, Result, Timing
 from infinity_bento.errors import InfinityError
 
-
-def embed_items(inputs: Inputs, template: Item) -> list[Item]:
-    """One item per input, with the options of ``template``."""
-    return [
-        Item(
-            task=template.task,
-            text=value if isinstance(value, str) else None,
-            token_ids=value if isinstance(value, list) else None,
-            prompt_name=template.prompt_name,
-            truncate=template.truncate,
-            truncation_direction=template.truncation_direction,
-            normalize=template.normalize,
-            dimensions=template.dimensions,
-        )
-        for value in inputs.values
-    ]
+_LISTED_INDICES = 100  # in one header
 
 
-async def run(call: Call, info: ModelInfo, items: list[Item], field: str, *, single: bool) -> list[Result]:
+async def run(call: Call, info: ModelInfo, items: list[Item], path: Callable[[int], str]) -> list[Result]:
     """The results of all items, in order; records timing and metrics.
 
     Args:
         call: The request; its timing is set here.
         info: The model that answers.
         items: At least one, all of one task.
-        field: The field the items came from; errors of one item name ``field[index]``.
-        single: The item did not come in a list, so errors name ``field`` alone.
+        path: How an error names the field that item ``index`` came from.
 
     Raises:
         InfinityError: Whatever the engine raises, or the error of the first item that failed.
@@ -47,7 +30,7 @@ async def run(call: Call, info: ModelInfo, items: list[Item], field: str, *, sin
     results: list[Result] = []
     for index, outcome in enumerate(await call.engine.submit(info.name, items)):
         if isinstance(outcome, InfinityError):
-            raise located(outcome, field if single else f"{field}[{index}]") from outcome
+            raise located(outcome, path(index)) from outcome
         results.append(outcome)
     timing = call.state.timing = mean_timing(results)
     tokens = [result.usage.tokens for result in results]
@@ -67,11 +50,31 @@ def mean_timing(results: Sequence[Result]) -> Timing:
     )
 
 
+def usage_of(results: Sequence[Result]) -> dict[str, int]:
+    """OpenAI's ``usage``, and under ``truncated`` how many inputs were cut, if any was."""
+    tokens = sum(result.usage.tokens for result in results)
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    truncated = truncated_count(results)
+    if truncated:
+        usage["truncated"] = truncated
+    return usage
+
+
 def truncated_count(results: Sequence[Result]) -> int:
     """How many inputs were cut to the length limit."""
     return sum(result.usage.truncated_from is not None for result in results)
 
 
-def truncation_header(truncated: int) -> Headers:
-    """``x-truncated-inputs``, only if something was cut."""
-    return [(b"x-truncated-inputs", b"%d" % truncated)] if truncated else []
+def truncation_of(result: Result) -> dict[str, int]:
+    """What became of an input that was cut: tokens before and after."""
+    assert result.usage.truncated_from is not None, "asked only of truncated inputs"
+    return {"from": result.usage.truncated_from, "to": result.usage.tokens}
+
+
+def truncation_headers(results: Sequence[Result]) -> Headers:
+    """How many inputs were cut, and which; empty if none was."""
+    cut = [index for index, result in enumerate(results) if result.usage.truncated_from is not None]
+    if not cut:
+        return []
+    listed = ",".join(map(str, cut[:_LISTED_INDICES])) + (",..." if len(cut) > _LISTED_INDICES else "")
+    return [(b"x-truncated-inputs", b"%d" % len(cut)), (b"x-truncated-indices", listed.encode("ascii"))]

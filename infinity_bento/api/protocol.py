@@ -56,7 +56,8 @@ GetEngine = Callable[[], EngineLike]
 class ApiSettings:
     """Options of the wire layer. Set from the resolved settings at start."""
 
-    payload_limit: int = 2_000_000  # bytes of one request body
+    payload_limit: int = 16_000_000  # bytes of one request body
+    compression_min_bytes: int = 262_144  # answers from this size are compressed for clients that allow it
     request_timeout_seconds: float = 60.0  # 0: no limit
     api_key: str | None = field(default=None, repr=False)
     cors_allow_origin: tuple[str, ...] = ()  # "*": any

@@ -12,8 +12,9 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
+from infinity_bento.api.compression import accepted_coding, compress
 from infinity_bento.api.envelopes import OPENAI, TEI, Dialect
-from infinity_bento.api.exchange import ApiContext, Call, ClientGone, Handler, RequestState
+from infinity_bento.api.exchange import ApiContext, Call, ClientGone, Handler, Reply, RequestState, header
 from infinity_bento.core import Task
 from infinity_bento.errors import InfinityError, MethodNotAllowed, ServerError, UnknownRoute
 
@@ -98,6 +99,8 @@ class Endpoint:
         state = RequestState.of(scope)
         try:
             reply = await self._handler(Call(scope, receive, state, self._context))
+            if len(reply.body) >= self._context.settings.compression_min_bytes and reply.compressible:
+                reply = await _compressed(reply, scope)
         except InfinityError as error:
             self._context.metrics.count_error(error.code)
             if isinstance(error, ServerError):
@@ -111,6 +114,12 @@ class Endpoint:
             self._context.metrics.count_error(ServerError.code)
             reply = self._dialect.reply(unexpected(state.request_id))
         await reply(scope, receive, send)
+
+
+async def _compressed(reply: Reply, scope: Scope) -> Reply:
+    """``reply`` as the client's Accept-Encoding allows."""
+    coding = accepted_coding(header(scope, b"accept-encoding") or b"")
+    return reply if coding is None else await compress(reply, coding)
 
 
 def unexpected(request_id: str) -> ServerError:

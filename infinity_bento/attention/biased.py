@@ -17,8 +17,8 @@ from torch import Tensor
 
 from infinity_bento.batching.packing import LengthGroup, PackedBatch
 
-# Elements of one block of scores, over sequences and heads: 32 MiB in float32.
-BLOCK_ELEMENTS = 1 << 23
+# Elements of one block of scores, over sequences and heads: 16 MiB in float32.
+BLOCK_ELEMENTS = 1 << 22
 MIN_ROWS = 16
 # Laid-out biases of one batch that wait for the next layer.
 KEPT_BYTES = 1 << 24
@@ -71,8 +71,8 @@ def blocks(packed: PackedBatch, heads: int) -> Iterator[Block]:
         row = heads * group.length
         together = max(1, BLOCK_ELEMENTS // (row * group.length))
         rows = group.length if together > 1 else max(MIN_ROWS, BLOCK_ELEMENTS // row)
-        for first in range(0, group.count, together):
-            last = min(first + together, group.count)
+        for first in range(0, group.size, together):
+            last = min(first + together, group.size)
             for first_row in range(0, group.length, rows):
                 yield Block(group, first, last, first_row, min(first_row + rows, group.length))
 

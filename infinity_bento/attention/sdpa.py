@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from infinity_bento.batching.packing import PackedBatch
+from infinity_bento.batching.packing import LengthGroup, PackedBatch
 
 if TYPE_CHECKING:
     from infinity_bento.attention.interface import AttentionSpec
@@ -36,21 +36,39 @@ def run(query: Tensor, key: Tensor, value: Tensor, packed: PackedBatch, spec: At
     heads, tokens = query.shape[1], query.shape[2]
     repeats = heads // key.shape[1]
     out = query.new_empty((tokens, heads, value.shape[-1]))
+    first = 0  # sequence
     for group in packed.groups:
-        end = group.start + group.count * group.length
-        shape = (group.count, group.length)
-        # [1, N, T, H] -> [n, N, L, H]: the T axis is split, not copied.
-        q, k, v = (x[0, :, group.start : end].unflatten(1, shape).transpose(0, 1) for x in (query, key, value))
-        mask = window_mask(group.length, packed, spec)
-        causal = spec.causal and mask is None and group.length > 1
+        q, k, v = (split(x[0, :, group.start : group.end], group).transpose(0, 1) for x in (query, key, value))
+        mask, causal = allowed(first, group, packed, spec)
+        first += group.size
         if spec.softcap is not None:
             context = softcapped(q, k, v, mask, causal, repeats, spec)
         else:
             context = F.scaled_dot_product_attention(
                 q, k, v, attn_mask=mask, is_causal=causal, scale=spec.scale, enable_gqa=repeats != 1
             )
-        out[group.start : end].unflatten(0, shape).copy_(context.transpose(1, 2))
+        out[group.start : group.end].view(group.size, group.length, heads, -1).copy_(context.transpose(1, 2))
     return out.unsqueeze(0)
+
+
+def split(tokens: Tensor, group: LengthGroup) -> Tensor:
+    """``[N, n * L, H]`` -> ``[N, n, L, H]``: the token axis is split, not copied, whatever the strides."""
+    return tokens.view(tokens.shape[0], group.size, group.length, tokens.shape[-1])
+
+
+def allowed(first: int, group: LengthGroup, packed: PackedBatch, spec: AttentionSpec) -> tuple[Tensor | None, bool]:
+    """A group's mask (True where attention is allowed), and whether it is causal besides.
+
+    The mask is broadcastable to ``[n, N, L, L]``; None where neither a window nor unattended tokens ask for one.
+    """
+    mask = window_mask(group.length, packed, spec)
+    causal = spec.causal and mask is None and group.length > 1
+    keys = packed.key_mask(first, group)
+    if keys is None:
+        return mask, causal
+    if causal:
+        mask = torch.ones(group.length, group.length, dtype=torch.bool, device=keys.device).tril()
+    return keys if mask is None else keys & mask, False
 
 
 def window_mask(length: int, packed: PackedBatch, spec: AttentionSpec) -> Tensor | None:

@@ -8,11 +8,12 @@ Shape suffixes: T packed tokens, B sequences.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from infinity_bento.core import Encoded
@@ -22,15 +23,21 @@ class LengthGroup(NamedTuple):
     """Sequences of one length that lie side by side, so that attention is one dense call on a strided view."""
 
     start: int  # first token
-    count: int  # sequences
+    size: int  # sequences
     length: int  # tokens of each
+
+    @property
+    def end(self) -> int:
+        """Behind the last token."""
+        return self.start + self.size * self.length
 
 
 @dataclass(slots=True)
 class PackedBatch:
     """Some sequences as one row of tokens, sorted by length (stable), on one device.
 
-    ``order[i]`` is the caller's index of packed sequence ``i``.
+    Sequences of one length that are attended to in part lie behind the others; those without a model run (static) lie
+    behind all. ``order[i]`` is the caller's index of packed sequence ``i``.
     """
 
     # Set by pack().
@@ -38,11 +45,14 @@ class PackedBatch:
     position_ids: Tensor  # [T] int64, restarts at the family's offset for each sequence
     token_type_ids: Tensor | None  # [T] int64; None: all zero
     cu_seqlens: Tensor  # [B + 1] int32, on the device; first 0, last T
-    lengths: list[int]  # [B] host copy, ascending
+    lengths: list[int]  # [B] host copy, ascending but for the static sequences
     order: list[int]  # [B]
     max_seqlen: int
     groups: list[LengthGroup]
     prompt_lengths: list[int] | None = None  # [B] leading tokens left out of pooling; None: none
+    key_lengths: list[int] | None = None  # [B] leading tokens that may be attended to; None: all
+    kept: NDArray[np.bool_] | None = None  # [T] host; tokens that are part of a token matrix; None: all
+    static_count: int = 0  # the last sequences, for which no model runs
     # Set by attention: whatever depends only on the lengths and is shared by all layers (masks, biases).
     cache: dict[Any, Any] = field(default_factory=dict)
 
@@ -78,6 +88,55 @@ class PackedBatch:
             self.cache["sequence_ids"] = cached
         return cached
 
+    def key_mask(self, first: int, group: LengthGroup) -> Tensor | None:
+        """Which tokens of a group's sequences may be attended to.
+
+        Args:
+            first: Packed index of the group's first sequence.
+            group: One of ``groups``.
+
+        Returns:
+            ``[size, 1, 1, length]`` bool; None where that is all of them.
+        """
+        if self.key_lengths is None:
+            return None
+        lengths = self.key_lengths[first : first + group.size]
+        if min(lengths) == group.length:
+            return None
+        mask = self.cache.get(("keys", first))
+        if mask is None:
+            counts = torch.tensor(lengths, device=self.device)
+            mask = torch.arange(group.length, device=self.device) < counts[:, None, None, None]
+            self.cache["keys", first] = mask
+        return mask
+
+    def without_static(self) -> PackedBatch:
+        """The part of the batch for which a model runs, as views; itself where that is all of it."""
+        if not self.static_count:
+            return self
+        part: PackedBatch | None = self.cache.get("without_static")
+        if part is None:
+            count = len(self) - self.static_count
+            tokens = sum(self.lengths[:count])
+            part = replace(
+                self,
+                input_ids=self.input_ids[:tokens],
+                position_ids=self.position_ids[:tokens],
+                token_type_ids=None if self.token_type_ids is None else self.token_type_ids[:tokens],
+                cu_seqlens=self.cu_seqlens[: count + 1],
+                lengths=self.lengths[:count],
+                order=self.order[:count],
+                max_seqlen=max(self.lengths[:count], default=0),
+                groups=[group for group in self.groups if group.start < tokens],
+                prompt_lengths=None if self.prompt_lengths is None else self.prompt_lengths[:count],
+                key_lengths=None if self.key_lengths is None else self.key_lengths[:count],
+                kept=None if self.kept is None else self.kept[:tokens],
+                static_count=0,
+                cache={},
+            )
+            self.cache["without_static"] = part
+        return part
+
     def unsort(self, rows: Sequence[Any]) -> list[Any]:
         """Rows in packed order -> rows in the caller's order."""
         restored: list[Any] = [None] * len(self.order)
@@ -102,7 +161,7 @@ def pack(encoded: Sequence[Encoded], *, position_offset: int = 0, device: torch.
     """
     if not encoded or any(len(sequence) == 0 for sequence in encoded):
         raise ValueError("pack() needs at least one sequence, each with at least one token. This is a bug.")
-    order = sorted(range(len(encoded)), key=lambda index: len(encoded[index]))
+    order = sorted(range(len(encoded)), key=lambda index: _place(encoded[index]))
     chosen = [encoded[index] for index in order]
     lengths = [len(sequence) for sequence in chosen]
     bounds = np.zeros(len(chosen) + 1, dtype=np.int32)
@@ -113,7 +172,8 @@ def pack(encoded: Sequence[Encoded], *, position_offset: int = 0, device: torch.
     types = None
     if any(sequence.token_type_ids is not None for sequence in chosen):
         types = np.zeros(total, dtype=np.int64)
-    arange = np.arange(position_offset, position_offset + lengths[-1], dtype=np.int64)
+    longest = max(lengths)
+    arange = np.arange(position_offset, position_offset + longest, dtype=np.int64)
     for start, length, sequence in zip(bounds[:-1].tolist(), lengths, chosen, strict=True):
         ids[start : start + length] = sequence.input_ids
         positions[start : start + length] = arange[:length]
@@ -131,19 +191,46 @@ def pack(encoded: Sequence[Encoded], *, position_offset: int = 0, device: torch.
         cu_seqlens=to_device(bounds),
         lengths=lengths,
         order=order,
-        max_seqlen=lengths[-1],
-        groups=length_groups(lengths),
+        max_seqlen=longest,
+        groups=length_groups(lengths, [_place(sequence) for sequence in chosen]),
         prompt_lengths=prompts if any(prompts) else None,
+        key_lengths=_key_lengths(chosen),
+        kept=_kept(chosen, total),
+        static_count=sum(sequence.static for sequence in chosen),
     )
 
 
-def length_groups(lengths: Sequence[int]) -> list[LengthGroup]:
-    """Runs of equal length in the given order, with the token where each starts."""
+def _place(sequence: Encoded) -> tuple[bool, int, bool]:
+    """The sort key of a sequence; those of equal keys run through attention together."""
+    return sequence.static, len(sequence), sequence.attended is not None
+
+
+def _key_lengths(chosen: Sequence[Encoded]) -> list[int] | None:
+    if all(sequence.attended is None for sequence in chosen):
+        return None
+    return [len(sequence) if sequence.attended is None else sequence.attended for sequence in chosen]
+
+
+def _kept(chosen: Sequence[Encoded], total: int) -> NDArray[np.bool_] | None:
+    if all(sequence.kept is None for sequence in chosen):
+        return None
+    kept = np.ones(total, dtype=np.bool_)
+    start = 0
+    for sequence in chosen:
+        if sequence.kept is not None:
+            kept[start : start + len(sequence)] = sequence.kept
+        start += len(sequence)
+    return kept
+
+
+def length_groups(lengths: Sequence[int], keys: Sequence[Any] | None = None) -> list[LengthGroup]:
+    """Runs of equal length (and equal key) in the given order, with the token where each starts."""
     groups: list[LengthGroup] = []
     start = 0
-    for length in lengths:
-        if groups and groups[-1].length == length:
-            groups[-1] = groups[-1]._replace(count=groups[-1].count + 1)
+    for index, length in enumerate(lengths):
+        same = keys is None or index == 0 or keys[index] == keys[index - 1]
+        if groups and groups[-1].length == length and same:
+            groups[-1] = groups[-1]._replace(size=groups[-1].size + 1)
         else:
             groups.append(LengthGroup(start, 1, length))
         start += length

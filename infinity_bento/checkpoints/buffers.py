@@ -49,7 +49,7 @@ def tensors_on_meta(module: nn.Module) -> list[str]:
 
 def _collect(part: nn.Module, path: str, model: Any, owners: list[tuple[str, nn.Module, Any]]) -> None:
     """Modules that own buffers on meta, each with the nearest transformers model around it."""
-    model = part if hasattr(part, "_init_weights") else model
+    model = part if hasattr(type(part), "_init_weights") else model
     if any(buffer is not None and buffer.is_meta for buffer in part._buffers.values()):
         owners.append((path or type(part).__name__, part, model))
     for key, child in part._modules.items():

@@ -79,7 +79,6 @@ class Family:
     takes_token_types: bool = False
     position_offset: Callable[[Config], int] = no_offset
     task_adapters: bool = False  # the checkpoint may bring LoRA adapters that a request chooses from
-    position_table: bool = False  # learned positions: an input beyond the table cannot run
     attention_layers: Callable[[Config], int] = every_layer  # expected attention calls of one forward
     forward_kwargs: Mapping[str, Any] = field(default_factory=dict)
     # Read the result.
@@ -131,7 +130,6 @@ def roberta_like(model_type: str, title: str) -> Family:
         title,
         takes_token_types=True,
         position_offset=after_padding,
-        position_table=True,
         heads=ROBERTA_HEADS,
     )
 
@@ -141,7 +139,6 @@ TABLE: tuple[Family, ...] = (
         "bert",
         "BERT",
         takes_token_types=True,
-        position_table=True,
         heads=Heads(classifier="bert", masked_lm="bert", token_classifier=True),
     ),
     roberta_like("roberta", "RoBERTa"),
@@ -150,21 +147,18 @@ TABLE: tuple[Family, ...] = (
     encoder(
         "distilbert",
         "DistilBERT",
-        position_table=True,
         heads=Heads(classifier="distilbert", masked_lm="distilbert", token_classifier=True),
     ),
     encoder(
         "electra",
         "ELECTRA",
         takes_token_types=True,
-        position_table=True,
         heads=Heads(classifier="electra", token_classifier=True),
     ),
     encoder(
         "albert",
         "ALBERT",
         takes_token_types=True,
-        position_table=True,
         attention_layers=albert_layers,
         heads=Heads(classifier="albert", masked_lm="albert", token_classifier=True),
     ),
@@ -174,7 +168,6 @@ TABLE: tuple[Family, ...] = (
         patch=f"{PATCHES}.mpnet",
         eager_only_load=True,
         position_offset=two,
-        position_table=True,
         heads=Heads(classifier="roberta", masked_lm="roberta", token_classifier=True),
         notes="own attention with a shared relative bias",
     ),

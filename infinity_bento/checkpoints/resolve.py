@@ -243,16 +243,22 @@ def _hub_sentence(error: BaseException, request: _Request) -> str | None:
     if isinstance(error, hub.HfHubHTTPError):
         status = getattr(error.response, "status_code", "an error")
         return f"The hub answered {status} for {name!r}; check the token and try again later."
-    if isinstance(error, OSError | hub.LocalEntryNotFoundError) or type(error).__module__.startswith("httpx"):
+    lost = isinstance(error, hub.LocalEntryNotFoundError | ConnectionError | TimeoutError)
+    if lost or type(error).__module__.startswith("httpx"):
         return (
             f"Model {name!r} is not on this machine and the hub cannot be reached ({type(error).__name__}); check the "
             "network, or download the model first and set offline."
+        )
+    if isinstance(error, OSError):
+        cache = request.hub_cache or "its default directory"
+        return (
+            f"The files of {name!r} cannot be stored in the hub cache ({cache}): {error.strerror or error}; make room."
         )
     return None
 
 
 def _missing(path: Path) -> str | None:
-    """What a folder lacks to be a checkpoint, or None; a download may have been cut off, or fetched a tokenizer only."""
+    """What a folder lacks to be a checkpoint, or None. A download may have been cut off, or have fetched one file."""
     if not any((path / name).is_file() for name in _ENTRY_FILES):
         return "config.json"
     files = [file.relative_to(path) for file in path.rglob("*") if file.is_file()]

@@ -122,7 +122,7 @@ def load_module(
     left = tensors_on_meta(module)
     if left:
         raise LoadError(f"{folder}: {some(left)} without a value after loading {type(module).__name__}; this is a bug.")
-    module.requires_grad_(False).eval()
+    module.eval()
     if check is None:
         check = _start_check(files)
     else:
@@ -178,7 +178,7 @@ def _load(
     patterns = patterns.with_class(module)
     if _is_converted(module):
         loaded, fields = _load_converted(module, files, rename, dtype, patterns)
-        return loaded.to(device), fields
+        return loaded.requires_grad_(False).to(device), fields
     return module, _load_direct(module, files, rename, dtype, device, patterns)
 
 

@@ -71,7 +71,7 @@ class EmbeddingHead:
         Errors: ``InvalidInput`` for more dimensions than the model has, ``InferenceError`` for NaN or infinity.
         """
         host: FloatArray = rows.float().cpu().numpy()[list(positions)]
-        finite = np.isfinite(host).all(axis=1)
+        finite = np.asarray(np.isfinite(host).all(axis=1))
         if finite.all():
             return self._finish(host, items)
         clean = self._finish(np.where(finite[:, None], host, np.float32(0)), items)
@@ -98,7 +98,7 @@ class EmbeddingHead:
 
 
 def _normalized(rows: FloatArray) -> FloatArray:
-    """Rows of length 1, ``[B, P]``; the norm is accumulated in float64 so that it does not depend on the row's order."""
+    """Rows of length 1, ``[B, P]``; norms are accumulated in float64, so they do not depend on the values' order."""
     norms = np.sqrt(np.einsum("bp,bp->b", rows, rows, dtype=np.float64))
-    scale = (1.0 / np.maximum(norms, NORM_EPSILON)).astype(np.float32)
+    scale: FloatArray = (1.0 / np.maximum(norms, NORM_EPSILON)).astype(np.float32)
     return rows * scale[:, None]

@@ -9,6 +9,6 @@ from infinity_bento.errors import InferenceError
 def not_finite(item: Item) -> InferenceError:
     """The error of an item whose output holds NaN or infinity."""
     return InferenceError(
-        f"the model produced NaN or infinite numbers for this {item.task.value} input: serve it with dtype float32, and "
-        "check the checkpoint's weights"
+        f"the model produced NaN or infinite numbers for this {item.task.value} input: serve it with dtype float32, "
+        "and check the checkpoint's weights"
     )

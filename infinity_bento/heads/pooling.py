@@ -72,10 +72,7 @@ class _Spans:
 
 def _sum(rows_TD: Tensor, batch: PackedBatch) -> Tensor:
     """Sum of each sequence's rows, ``[B, D]``; one reduction per distinct length, each over its own tokens only."""
-    sums = [
-        rows_TD[group.start : group.start + group.count * group.length].unflatten(0, (group.count, group.length)).sum(1)
-        for group in batch.groups
-    ]
+    sums = [rows_TD[group.start : group.end].view(group.size, group.length, -1).sum(1) for group in batch.groups]
     return sums[0] if len(sums) == 1 else torch.cat(sums)
 
 
@@ -106,12 +103,7 @@ def _max(spans: _Spans) -> Tensor:
     hidden = spans.hidden.float()
     if spans.skips_prompt:
         hidden = hidden.masked_fill(~spans.counts().unsqueeze(1), float("-inf"))
-    tops = [
-        hidden[group.start : group.start + group.count * group.length]
-        .unflatten(0, (group.count, group.length))
-        .amax(1)
-        for group in spans.batch.groups
-    ]
+    tops = [hidden[group.start : group.end].view(group.size, group.length, -1).amax(1) for group in spans.batch.groups]
     return torch.cat(tops)
 
 

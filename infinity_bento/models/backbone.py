@@ -104,6 +104,13 @@ class Backbone:
         """Names of the task adapters that ``forward`` can choose; empty for nearly all checkpoints."""
         return self.switch.names if self.switch is not None else ()
 
+    def adapter_for(self, prompt_name: str | None) -> str | None:
+        """The task adapter that goes with a named prompt: the one of the same name, or None."""
+        if prompt_name is None or self.switch is None:
+            return None
+        index = self.switch.index(prompt_name)
+        return None if index is None else self.switch.names[index]
+
     def forward(
         self,
         batch: PackedBatch,

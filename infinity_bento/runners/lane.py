@@ -138,7 +138,7 @@ class Lane(threading.Thread):
         started = time.perf_counter()
         try:
             batch = self._runner.prepare([entry.encoded for entry in entries])
-            rows = self._runner.run(batch, {entry.item.task for entry in entries})
+            rows = self._runner.run(batch, [entry.item for entry in entries])
         except Exception as error:
             self._isolate(entries, error)
             return None
@@ -192,9 +192,7 @@ def _failure(error: Exception) -> InfinityError:
             "the device ran out of memory on this input even alone: send a shorter one, or lower max-sequence-length"
         )
     logger.error("inference failed on a single item", exc_info=error)
-    return InferenceError(
-        f"the model failed on this input ({type(error).__name__}): the server log has the details"
-    )
+    return InferenceError(f"the model failed on this input ({type(error).__name__}): the server log has the details")
 
 
 def _describe(error: Exception) -> tuple[str, str]:

@@ -30,8 +30,15 @@ class Backbone(Protocol):
     def device(self) -> torch.device:
         """Where the weights are."""
 
-    def forward(self, batch: PackedBatch) -> Tensor:
-        """Hidden states of a packed batch, ``[T, D]``."""
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Names of the checkpoint's task adapters; empty for nearly all."""
+
+    def adapter_for(self, prompt_name: str | None) -> str | None:
+        """The adapter of an item that names this prompt."""
+
+    def forward(self, batch: PackedBatch, *, adapters: Sequence[str | None] | None = None) -> Tensor:
+        """Hidden states of a packed batch, ``[T, D]``; ``adapters`` in packed order."""
 
 
 class Head(Protocol):
@@ -66,10 +73,18 @@ class Runner:
         return pack(encoded, position_offset=self.backbone.position_offset, device=self.device)
 
     @torch.inference_mode()
-    def run(self, batch: PackedBatch, tasks: set[Task]) -> dict[Task, Any]:
-        """One forward pass; returns each task's device rows in packed order. Asynchronous on CUDA."""
-        hidden = self.backbone.forward(batch)
-        return {task: self.heads[task].run(hidden, batch) for task in tasks}
+    def run(self, batch: PackedBatch, items: Sequence[Item]) -> dict[Task, Any]:
+        """One forward pass; returns each task's device rows in packed order. Asynchronous on CUDA.
+
+        Args:
+            batch: What ``prepare`` made.
+            items: In the order they were prepared in.
+        """
+        adapters = None
+        if self.backbone.adapters:
+            adapters = [self.backbone.adapter_for(items[index].prompt_name) for index in batch.order]
+        hidden = self.backbone.forward(batch, adapters=adapters)
+        return {task: self.heads[task].run(hidden, batch) for task in {item.task for item in items}}
 
     def collect(self, rows: Mapping[Task, Any], batch: PackedBatch, items: Sequence[Item]) -> list[Row | InfinityError]:
         """Wait for the device, and give each item its output, in the order the items were packed in.
@@ -92,5 +107,6 @@ class Runner:
         longest = max(1, min(max_length, max_tokens))
         for lengths in ([2], [longest] * max(1, max_tokens // longest)):
             batch = self.prepare([Encoded([0] * length) for length in lengths])
-            for task, rows in self.run(batch, set(self.heads)).items():
-                self.heads[task].collect(rows, range(len(batch)), [Item(task, token_ids=[0])] * len(batch))
+            for task in self.heads:
+                items = [Item(task, token_ids=[0])] * len(batch)
+                self.collect(self.run(batch, items), batch, items)

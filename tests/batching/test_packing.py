@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from hypothesis import given
@@ -19,7 +21,7 @@ def test_every_token_lands_at_its_place(rows: list[list[int]], offset: int) -> N
     assert bounds[0] == 0
     assert batch.cu_seqlens.dtype == torch.int32
     assert batch.max_seqlen == max(map(len, rows))
-    for packed, (start, end) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
+    for packed, (start, end) in enumerate(pairwise(bounds)):
         assert batch.input_ids[start:end].tolist() == rows[batch.order[packed]]
         assert batch.position_ids[start:end].tolist() == list(range(offset, offset + end - start))
         assert set(batch.sequence_ids()[start:end].tolist()) == {packed}
@@ -34,7 +36,7 @@ def test_groups_cover_the_tokens_in_order(rows: list[list[int]]) -> None:
     position = 0
     for group in batch.groups:
         assert group.start == position
-        position += group.count * group.length
+        position += group.size * group.length
     assert position == batch.tokens
     assert [group.length for group in batch.groups] == sorted({len(row) for row in rows})
 

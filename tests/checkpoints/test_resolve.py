@@ -311,6 +311,14 @@ def test_hub_out_of_reach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert "cannot be reached" in text and "network" in text
 
 
+def test_cache_that_cannot_be_written(hub: list[tuple[str, str | None]], tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"")
+    text = failure("org/model", file, offline=False)
+    assert f"cannot be stored in the hub cache ({file})" in text
+    assert hub
+
+
 def test_hub_client_in_offline_mode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     assert "HF_HUB_OFFLINE is set" in failure("org/model", tmp_path, offline=False)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
+from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor, nn
+from transformers import BertConfig, BertModel, BertTokenizer
 
 from infinity_bento.checkpoints.layout import read_layout
 from infinity_bento.checkpoints.st_modules import (
@@ -107,6 +110,56 @@ def test_a_row_does_not_depend_on_its_neighbours(tmp_path: Path, rows: Tensor) -
     assert torch.allclose(together, torch.cat(alone_rows), atol=1e-6)
 
 
+def old_checkpoint(folder: Path) -> Path:
+    """A folder in the layout of sentence-transformers 2, written by hand: BERT, mean and max, Dense, Normalize."""
+    torch.manual_seed(4)
+    settings = BertConfig(
+        vocab_size=8, hidden_size=6, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8
+    )  # fmt: skip
+    BertModel(settings).save_pretrained(folder / "0_Transformer")
+    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "c"]
+    BertTokenizer(vocab={name: number for number, name in enumerate(names)}).save_pretrained(folder / "0_Transformer")
+    files: dict[str, object] = {
+        "0_Transformer/sentence_bert_config.json": {"max_seq_length": 16, "do_lower_case": False},
+        "1_Pooling/config.json": {
+            "word_embedding_dimension": 6,
+            "pooling_mode_cls_token": False,
+            "pooling_mode_mean_tokens": True,
+            "pooling_mode_max_tokens": True,
+        },
+        "2_Dense/config.json": {
+            "in_features": 12,
+            "out_features": 4,
+            "bias": True,
+            "activation_function": "torch.nn.modules.activation.Tanh",
+        },
+        "modules.json": [
+            {"idx": n, "name": str(n), "path": path, "type": f"sentence_transformers.models.{path[2:]}"}
+            for n, path in enumerate(["0_Transformer", "1_Pooling", "2_Dense", "3_Normalize"])
+        ],
+    }
+    for name, data in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(json.dumps(data))
+    torch.save(nn.Linear(12, 4).state_dict(prefix="linear."), folder / "2_Dense" / "pytorch_model.bin")
+    return folder
+
+
+def test_a_checkpoint_of_the_old_layout_equals_the_library(tmp_path: Path) -> None:
+    folder = old_checkpoint(tmp_path)
+    model = SentenceTransformer(str(folder), device="cpu")
+    layout = read_layout(folder)
+    assert layout.pooling is not None
+    assert [mode.value for mode in layout.pooling.modes] == ["max", "mean"]
+    assert (layout.max_seq_length, model.max_seq_length) == (16, 16)
+    with torch.no_grad():
+        features = model[1](model[0](model.preprocess(TEXTS)))
+        rows = features["sentence_embedding"].clone()
+        for module in build_modules(layout.modules[1:]):
+            rows = module(rows)
+    assert torch.allclose(rows, torch.from_numpy(model.encode(TEXTS)), atol=1e-6)
+
+
 def test_modules_that_cannot_follow_pooling_are_refused(tmp_path: Path) -> None:
     saved_dense(tmp_path)
     with pytest.raises(LoadError, match=r"modules\.json: a Pooling module cannot follow pooling"):
@@ -135,8 +188,6 @@ def packed(texts: list[str]) -> tuple[Tensor, Tensor]:
 
 
 def test_static_embedding_equals_the_library(tmp_path: Path) -> None:
-    from sentence_transformers import SentenceTransformer
-
     torch.manual_seed(2)
     model = SentenceTransformer(modules=[st.StaticEmbedding(tokenizer(), embedding_dim=5), st.Normalize()])
     model.save(str(tmp_path))

@@ -21,6 +21,7 @@ class FakeBackbone:
 
     position_offset = 0
     device = torch.device("cpu")
+    chosen: Sequence[str | None] | None = None  # adapters of the last forward, in packed order
 
     def __init__(self, error: Callable[[], Exception] = lambda: RuntimeError("poisoned")) -> None:
         self.error = error
@@ -28,7 +29,13 @@ class FakeBackbone:
         self.gate: threading.Event | None = None
         self.entered = threading.Event()
 
-    def forward(self, batch: PackedBatch) -> Tensor:
+    adapters: tuple[str, ...] = ()
+
+    def adapter_for(self, prompt_name: str | None) -> str | None:
+        return prompt_name if prompt_name in self.adapters else None
+
+    def forward(self, batch: PackedBatch, *, adapters: Sequence[str | None] | None = None) -> Tensor:
+        self.chosen = adapters
         bounds = batch.cu_seqlens.tolist()
         ids = batch.input_ids.tolist()
         self.batches.append([ids[a:b] for a, b in zip(bounds, bounds[1:], strict=False)])

@@ -156,14 +156,14 @@ class AsyncRunner(Runner):
         super().__init__(backbone, {Task.EMBED: FirstAndLast()})
         self.events: list[str] = []
 
-    def run(self, batch: PackedBatch, tasks: set[Task]) -> dict[Task, Any]:
+    def run(self, batch: PackedBatch, items: Sequence[Item]) -> dict[Task, Any]:
         ids = batch.input_ids.tolist()
         self.events.append(f"launch {ids}")
         return {Task.EMBED: ids}
 
     def collect(self, rows: Any, batch: PackedBatch, items: Sequence[Item]) -> list[Any]:
         self.events.append(f"collect {rows[Task.EMBED]}")
-        return super().collect(super().run(batch, {Task.EMBED}), batch, items)
+        return super().collect(super().run(batch, items), batch, items)
 
 
 PREFETCH = LanePlan(lanes=1, threads_per_lane=0, lone_threads=0, batch_tokens=1, prefetch=True)
@@ -206,9 +206,9 @@ def test_a_lone_batch_gets_all_threads_and_company_gets_one() -> None:
     threads: list[int] = []
     forward = rig.backbone.forward
 
-    def recording(batch: PackedBatch) -> torch.Tensor:
+    def recording(batch: PackedBatch, **kwargs: Any) -> torch.Tensor:
         threads.append(torch.get_num_threads())
-        return forward(batch)
+        return forward(batch, **kwargs)
 
     rig.backbone.forward = recording  # type: ignore[method-assign]
     answers = [rig.put([number])[1] for number in (1, 2)]

@@ -17,7 +17,7 @@ def test_rows_come_back_in_the_order_of_the_items() -> None:
     encoded = [Encoded([1, 2, 3]), Encoded([4]), Encoded([5, 6])]
     items = [Item(Task.EMBED, token_ids=one.input_ids) for one in encoded]
     batch = made.prepare(encoded)
-    outputs = made.collect(made.run(batch, {Task.EMBED}), batch, items)
+    outputs = made.collect(made.run(batch, items), batch, items)
     assert [output.tolist() for output in outputs] == [[1, 3], [4, 4], [5, 6]]
 
 
@@ -26,9 +26,21 @@ def test_tasks_of_one_batch_share_one_forward_pass() -> None:
     encoded = [Encoded([1, 2]), Encoded([3]), Encoded([4])]
     items = [Item(task, token_ids=[1]) for task in (Task.EMBED_ALL, Task.EMBED, Task.EMBED_ALL)]
     batch = made.prepare(encoded)
-    outputs = made.collect(made.run(batch, {Task.EMBED, Task.EMBED_ALL}), batch, items)
+    outputs = made.collect(made.run(batch, items), batch, items)
     assert [output.tolist() for output in outputs] == [[1, 2], [3, 3], [4, 4]]
     assert len(backbone.batches) == 1
+
+
+def test_adapters_follow_the_packed_order() -> None:
+    made, backbone = runner()
+    encoded = [Encoded([1, 2, 3]), Encoded([4]), Encoded([5, 6])]
+    items = [Item(Task.EMBED, token_ids=[1], prompt_name=name) for name in ("a", "b", None)]
+    batch = made.prepare(encoded)
+    made.run(batch, items)
+    assert backbone.chosen is None
+    backbone.adapters = ("a", "b")
+    made.run(batch, items)
+    assert backbone.chosen == ["b", None, "a"]
 
 
 @pytest.mark.parametrize(
@@ -37,4 +49,5 @@ def test_tasks_of_one_batch_share_one_forward_pass() -> None:
 def test_warm_up_runs_a_short_sequence_and_a_full_batch(tokens: int, longest: int, expected: list[list[int]]) -> None:
     made, backbone = runner()
     made.warm_up(tokens, longest)
-    assert [[len(row) for row in batch] for batch in backbone.batches] == expected
+    ran = [[len(row) for row in batch] for batch in backbone.batches]
+    assert ran == [lengths for lengths in expected for _ in made.heads]

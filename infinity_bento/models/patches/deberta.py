@@ -130,7 +130,7 @@ def convolution(layer: Any, input_TD: Tensor, residual_TD: Tensor, packed: Packe
     """The convolution after the first layer (xlarge v2), zero-padded at the ends of each sequence: ``[T, D]``."""
     convolved_TD = torch.empty_like(residual_TD)
     for group in packed.groups:
-        tokens = slice(group.start, group.start + group.count * group.length)
-        rows = input_TD[tokens].view(group.count, group.length, -1)
+        tokens = slice(group.start, group.start + group.size * group.length)
+        rows = input_TD[tokens].view(group.size, group.length, -1)
         convolved_TD[tokens] = layer.conv(rows.transpose(1, 2)).transpose(1, 2).flatten(0, 1)
     return layer.LayerNorm(residual_TD + ACT2FN[layer.conv_act](convolved_TD))  # type: ignore[no-any-return]
