@@ -7,7 +7,7 @@ export BENTOML_DO_NOT_TRACK := True
 # Third-party code on the tests' path looks a hub up unless told not to; nothing here needs one.
 TEST_ENV := HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
-.PHONY: help install serve test check format bench build clean
+.PHONY: help install serve test check format bench docs build clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -37,7 +37,12 @@ format: install  ## Rewrite the code in the project's style
 	$(BIN)/ruff format .
 
 bench: install  ## Engine against sentence-transformers, in process
-	$(TEST_ENV) $(BIN)/python benchmarks/inprocess.py $(ARGS)
+	$(TEST_ENV) $(BIN)/python -m benchmarks.inprocess $(ARGS)
+
+docs: install  ## Regenerate the pages that are made from code (measures parity: about a minute)
+	$(TEST_ENV) $(BIN)/python -m tests.parity.report
+	$(BIN)/infinity-bento options --markdown > docs/configuration.md
+	$(BIN)/infinity-bento models --markdown > docs/models.md
 
 build: install  ## Build the CPU Bento
 	$(BIN)/bentoml build

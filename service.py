@@ -11,8 +11,23 @@ import bentoml
 
 from infinity_bento import __version__
 from infinity_bento.api import native
-from infinity_bento.api.native import EmbedItem, EmbedResult
+from infinity_bento.api.native_items import (
+    ClassifyItem,
+    ClassifyResult,
+    EmbedAllResult,
+    EmbedItem,
+    EmbedResult,
+    EmbedSparseResult,
+    RerankItem,
+    RerankResult,
+    SimilarityItem,
+    SimilarityResult,
+    TextItem,
+    TokenizeItem,
+    TokenizeResult,
+)
 from infinity_bento.engine import Engine
+from infinity_bento.images import ENVIRONMENT, cpu_image
 from infinity_bento.serving import (
     EngineService,
     Wire,
@@ -34,6 +49,8 @@ MOST_ITEMS = max(2, *(model.max_client_batch_size for model in settings.models))
 @bentoml.service(
     name="infinity-bento",
     service_class=EngineService,
+    image=cpu_image(),
+    envs=list(ENVIRONMENT),
     workers=1,
     # Time limits and disconnects are handled by our own middleware, which wraps BentoML's whole app.
     traffic={"timeout": 86_400},
@@ -43,7 +60,7 @@ MOST_ITEMS = max(2, *(model.max_client_batch_size for model in settings.models))
 )
 @bentoml.asgi_app(wire.app(), path="/")
 class InfinityBento:
-    """Embeddings for any supported checkpoint, packed without padding."""
+    """Embeddings, reranking and classification for any supported checkpoint, packed without padding."""
 
     wire = wire
 
@@ -73,3 +90,33 @@ class InfinityBento:
     async def embed(self, items: list[EmbedItem]) -> list[EmbedResult]:
         """Turn texts into vectors; each item is answered in its place, with an embedding or an error."""
         return await native.embed(self.engine, items)
+
+    @bentoml.api(batchable=True, route="/bento/embed_all", max_batch_size=MOST_ITEMS)
+    async def embed_all(self, items: list[TextItem]) -> list[EmbedAllResult]:
+        """Turn texts into matrices with one row per token."""
+        return await native.embed_all(self.engine, items)
+
+    @bentoml.api(batchable=True, route="/bento/embed_sparse", max_batch_size=MOST_ITEMS)
+    async def embed_sparse(self, items: list[TextItem]) -> list[EmbedSparseResult]:
+        """Turn texts into learned sparse vectors."""
+        return await native.embed_sparse(self.engine, items)
+
+    @bentoml.api(batchable=True, route="/bento/rerank", max_batch_size=MOST_ITEMS)
+    async def rerank(self, items: list[RerankItem]) -> list[RerankResult]:
+        """Rank the documents of each query, best first."""
+        return await native.rerank(self.engine, items)
+
+    @bentoml.api(batchable=True, route="/bento/classify", max_batch_size=MOST_ITEMS)
+    async def classify(self, items: list[ClassifyItem]) -> list[ClassifyResult]:
+        """Label texts or pairs of texts."""
+        return await native.classify(self.engine, items)
+
+    @bentoml.api(batchable=True, route="/bento/similarity", max_batch_size=MOST_ITEMS)
+    async def similarity(self, items: list[SimilarityItem]) -> list[SimilarityResult]:
+        """Compare one sentence with others: the cosines of their vectors."""
+        return await native.similarity(self.engine, items)
+
+    @bentoml.api(batchable=True, route="/bento/tokenize", max_batch_size=MOST_ITEMS)
+    async def tokenize(self, items: list[TokenizeItem]) -> list[TokenizeResult]:
+        """Show the tokens of texts."""
+        return await native.tokenize(self.engine, items)

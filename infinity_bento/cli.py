@@ -1,4 +1,4 @@
-"""The command ``infinity-bento``: ``serve`` checks the options and becomes ``bentoml serve``; ``options``, ``version``.
+"""The command ``infinity-bento``: ``serve`` checks the options and becomes ``bentoml serve``; the others print tables.
 
 Imports neither torch nor BentoML, so that a wrong option is answered at once.
 """
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
-from infinity_bento import __version__
+from infinity_bento import __version__, catalogue
 from infinity_bento.errors import ConfigError
 from infinity_bento.options import BOOLEAN, MODEL_OPTIONS, OPTIONS, SERVER_OPTIONS, UNSUPPORTED, Option, closest
 from infinity_bento.settings import Settings, resolve
@@ -43,6 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _serve(_given_options(parsed))
         if parsed.command == "options":
             print(options_markdown() if parsed.markdown else options_table(), end="")
+        elif parsed.command == "models":
+            print(_models(markdown=parsed.markdown), end="")
         else:
             print(f"infinity-bento {__version__}")
     except ConfigError as error:
@@ -187,6 +189,8 @@ def _parser() -> argparse.ArgumentParser:
             _add_option(group, option)
     table = commands.add_parser("options", help="list all options", allow_abbrev=False)
     table.add_argument("--markdown", action="store_true", help="as docs/configuration.md")
+    models = commands.add_parser("models", help="list model families and presets", allow_abbrev=False)
+    models.add_argument("--markdown", action="store_true", help="as docs/models.md")
     commands.add_parser("version", help="print the version", allow_abbrev=False)
     return parser
 
@@ -221,6 +225,13 @@ def _unknown_argument(argument: str) -> ConfigError:
     near = closest(name, [option.name for option in OPTIONS])
     advice = f"did you mean --{near}?" if near else "see 'infinity-bento serve --help' for all of them."
     return ConfigError(f"--{name} is not an option; {advice}", param=name)
+
+
+def _models(*, markdown: bool) -> str:
+    presets = catalogue.read_presets(catalogue.configs_folder())
+    if markdown:
+        return catalogue.models_markdown(catalogue.read_results(catalogue.results_file()), presets)
+    return catalogue.models_text(presets)
 
 
 def _pin_local_paths(given: CommandLine, directory: Path, settings: Settings) -> None:

@@ -42,6 +42,7 @@ class Pooling(enum.StrEnum):
     MEAN_SQRT = "mean_sqrt_len_tokens"
     WEIGHTED_MEAN = "weightedmean"
     LAST_TOKEN = "lasttoken"
+    SPLADE = "splade"  # as an option only: vocabulary logits of a masked language model, one weight per token id
 
 
 class InputType(enum.StrEnum):
@@ -107,7 +108,7 @@ class Encoded:
 
 @dataclass(slots=True)
 class TokenSpans:
-    """Where the tokens of one input lie in its text. Set by the tokenizer; lists of one length, special tokens included."""
+    """Where the tokens of one input, special ones included, lie in its text. Set by the tokenizer."""
 
     tokens: list[str]  # as in the vocabulary; the text itself for an unknown token
     offsets: list[tuple[int, int]] | None  # characters of the caller's text; None: the input was token ids

@@ -28,7 +28,8 @@ from infinity_bento.errors import (
     UnknownModel,
     UnsupportedTask,
 )
-from infinity_bento.inputs.tokenization import Encodings, TokenizerPool
+from infinity_bento.inputs.inspection import TokenRow, decoded, token_rows
+from infinity_bento.inputs.pool import Encodings, TokenizerPool
 from infinity_bento.telemetry.startup import Stages
 
 if TYPE_CHECKING:
@@ -278,11 +279,7 @@ class Engine:
         self._require_ready()
         able = [model.info for model in self._models.values() if task in model.info.tasks]
         if name:
-            model = self._models.get(name)
-            if model is None:
-                raise UnknownModel(
-                    f"model {name!r} is not served here; available: {', '.join(map(repr, self._models))}", param="model"
-                )
+            model = self._model(name)
             if task not in model.info.tasks:
                 raise UnsupportedTask(
                     f"model {name!r} cannot {task.value}; it can {_listed(model.info.tasks)}. "
@@ -364,11 +361,41 @@ class Engine:
             model.release(permits)
         return model.finished(ticket)
 
-    def _admit(self, name: str, items: Sequence[Item]) -> tuple[ServedModel, int]:
+    async def tokenize(
+        self, name: str, texts: Sequence[str], *, add_special_tokens: bool = True, prompt_name: str | None = None
+    ) -> list[list[TokenRow] | InfinityError]:
+        """The tokens of each text, untruncated (``inputs.inspection.token_rows``), in a thread of its own.
+
+        Raises:
+            NotReady, UnknownModel: As ``submit``.
+        """
+        tokenizer = self._model(name).pool.tokenizer
+        return await asyncio.to_thread(
+            token_rows, tokenizer, texts, add_special_tokens=add_special_tokens, prompt_name=prompt_name
+        )
+
+    async def decode(
+        self, name: str, ids: Sequence[Sequence[int]], *, skip_special_tokens: bool = True
+    ) -> list[str | InfinityError]:
+        """The text of each list of token ids (``inputs.inspection.decoded``), in a thread of its own.
+
+        Raises:
+            NotReady, UnknownModel: As ``submit``.
+        """
+        tokenizer = self._model(name).pool.tokenizer
+        return await asyncio.to_thread(decoded, tokenizer, ids, skip_special_tokens=skip_special_tokens)
+
+    def _model(self, name: str) -> ServedModel:
         self._require_ready()
         model = self._models.get(name)
         if model is None:
-            raise UnknownModel(f"model {name!r} is not served here; available: {', '.join(map(repr, self._models))}")
+            raise UnknownModel(
+                f"model {name!r} is not served here; available: {', '.join(map(repr, self._models))}", param="model"
+            )
+        return model
+
+    def _admit(self, name: str, items: Sequence[Item]) -> tuple[ServedModel, int]:
+        model = self._model(name)
         if not items:
             raise EmptyInput("the list of inputs is empty: send at least one")
         wrong = next((item.task for item in items if item.task not in model.info.tasks), None)

@@ -1,6 +1,6 @@
 """From the settings of one model to a served model: files, layout, tokenizer, weights, heads, self-check, warm-up.
 
-Called by ``Engine.load`` in its loading thread. This is the one place where checkpoints, models, heads and runners meet.
+Called by ``Engine.load`` in its loading thread. The one place where checkpoints, models, heads and runners meet.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import torch
 
@@ -16,14 +17,33 @@ import torch
 from transformers import CONFIG_MAPPING, MODEL_MAPPING, AttentionInterface, AutoTokenizer  # noqa: F401
 
 from infinity_bento.batching.batcher import Batcher
+from infinity_bento.checkpoints.families import length_limit
+from infinity_bento.checkpoints.late_interaction import read_late_interaction
+from infinity_bento.checkpoints.layout import Layout
+from infinity_bento.checkpoints.learned_sparse import read_learned_sparse
 from infinity_bento.checkpoints.preflight import ModelPlan, find_files, read_plan
-from infinity_bento.core import ModelInfo, Task
+from infinity_bento.checkpoints.purpose import HeadKind
+from infinity_bento.core import ModelInfo, Pooling, Task
 from infinity_bento.engine import MODEL_STAGES, ServedModel
 from infinity_bento.errors import ConfigError
-from infinity_bento.heads.build import build_embedding_head, prompt_excluded
+from infinity_bento.heads.build import (
+    build_classifier_head,
+    build_embedding_head,
+    build_token_classifier_head,
+    build_verdict_head,
+    prompt_excluded,
+)
 from infinity_bento.heads.embedding import EmbeddingHead
-from infinity_bento.inputs.tokenization import TextRules, TextTokenizer, TokenizerPool, load_text_tokenizer
+from infinity_bento.heads.late_interaction import build_late_interaction_head
+from infinity_bento.heads.sparse import build_sparse_head
+from infinity_bento.heads.token_embeddings import TokenEmbeddingHead
+from infinity_bento.inputs.late_interaction import load_late_interaction_tokenizer
+from infinity_bento.inputs.pool import TokenizerPool
+from infinity_bento.inputs.static import load_routed_tokenizer, load_static_tokenizer
+from infinity_bento.inputs.templates import chat_template_arguments
+from infinity_bento.inputs.tokenization import TextRules, TextTokenizer, load_text_tokenizer
 from infinity_bento.models.backbone import Backbone, load_backbone
+from infinity_bento.models.static import RoutedBackbone, StaticBackbone
 from infinity_bento.runners.lane import BusyLanes, Lane, LanePlan
 from infinity_bento.runners.runner import Head, Runner
 from infinity_bento.settings import ModelSettings, Settings, available_cpus
@@ -32,9 +52,13 @@ from infinity_bento.telemetry.startup import Stages
 
 # On the CPU a bigger batch buys nothing beyond this, and costs latency and memory.
 CPU_BATCH_TOKENS = 1024
+# Below this a token costs noticeably more; a millisecond is little beside the batch that is running meanwhile.
+CPU_PATIENCE_TOKENS = 256
+CPU_PATIENCE_SECONDS = 0.005
 # The queue holds this many full batches; more would only be answered after their clients gave up.
 QUEUE_BATCHES = 32
 
+AnyBackbone = Backbone | StaticBackbone | RoutedBackbone
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -69,10 +93,10 @@ def load_model(
     device = choose_device(settings.torch_device)
     dtype = choose_dtype(settings.dtype, device)
     with stages.stage(load), ThreadPoolExecutor(1, thread_name_prefix="load-tokenizer") as executor:
-        tokenizer_job = executor.submit(load_tokenizer, plan, auto_truncate=settings.auto_truncate)
-        backbone = load_backbone(plan.layout, plan.family, dtype=dtype, device=device)
-        heads = build_heads(plan, settings, backbone)
+        tokenizer_job = executor.submit(load_tokenizer, plan, settings)
+        backbone = load_model_backbone(plan, dtype=dtype, device=device)
         tokenizer = tokenizer_job.result()
+        heads = build_heads(plan, settings, backbone, tokenizer)
     with stages.stage(check):
         backbone.self_check()
     runner = Runner(backbone, heads)
@@ -116,34 +140,92 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     return DTYPES[name]
 
 
-def load_tokenizer(plan: ModelPlan, *, auto_truncate: bool) -> TextTokenizer:
+def load_tokenizer(plan: ModelPlan, settings: ModelSettings) -> TextTokenizer:
     """The checkpoint's tokenizer with its text rules."""
-    layout = plan.layout
+    layout, kind, budget = plan.layout, plan.purpose.kind, settings.max_batch_tokens
     rules = TextRules(
         max_input_length=plan.max_input_length,
-        vocabulary_size=int(layout.config["vocab_size"]),
-        auto_truncate=auto_truncate,
+        vocabulary_size=vocabulary_size(layout),
+        auto_truncate=settings.auto_truncate,
         prompts=layout.prompts,
         default_prompt=plan.default_prompt,
         lower_case=bool(layout.do_lower_case),
         report_prompt_length=prompt_excluded(layout),
+        template=plan.purpose.template,
+        template_arguments=chat_template_arguments(layout.transformer.settings if layout.transformer else {}),
     )
+    if kind is HeadKind.LATE_INTERACTION:
+        late = read_late_interaction(layout)
+        limit = length_limit(plan.family, layout.config)
+        return load_late_interaction_tokenizer(layout, late, rules, position_limit=limit, token_budget=budget)
+    if kind is HeadKind.STATIC:
+        return load_static_tokenizer(layout.transformer_path, rules)
+    if has_static_queries(plan):
+        return load_routed_tokenizer(layout, read_learned_sparse(layout), rules, token_budget=budget)
     return load_text_tokenizer(layout.transformer_path, rules)
 
 
 # Heads, threads, start -------------------------------------------------------------------------------------------
 
 
-def build_heads(plan: ModelPlan, settings: ModelSettings, backbone: Backbone) -> dict[Task, Head]:
-    """What this checkpoint can do, by task."""
-    head = build_embedding_head(
-        plan.layout,
-        hidden_size=backbone.hidden_size,
-        device=backbone.device,
-        default_pooling=plan.family.default_pooling,
-        override=settings.pooling,
-    )
-    return {Task.EMBED: head}
+def load_model_backbone(plan: ModelPlan, *, dtype: torch.dtype, device: torch.device) -> AnyBackbone:
+    """The transformer, or the table of token vectors of a model that has none."""
+    if plan.purpose.kind is HeadKind.STATIC:
+        return StaticBackbone.load(plan.layout.transformer_path, device)
+    transformer = load_backbone(plan.layout, plan.family, dtype=dtype, device=device)
+    return RoutedBackbone(transformer) if has_static_queries(plan) else transformer
+
+
+def has_static_queries(plan: ModelPlan) -> bool:
+    """Whether queries are answered from a table of token weights."""
+    return plan.purpose.kind is HeadKind.SPARSE and read_learned_sparse(plan.layout).query is not None
+
+
+def vocabulary_size(layout: Layout) -> int:
+    """Token ids there are; of a model without a transformer, tokens of its tokenizer."""
+    if layout.transformer is not None:
+        return int(layout.config["vocab_size"])
+    from tokenizers import Tokenizer
+
+    return int(Tokenizer.from_file(str(layout.transformer_path / "tokenizer.json")).get_vocab_size())
+
+
+def build_heads(
+    plan: ModelPlan, settings: ModelSettings, backbone: AnyBackbone, tokenizer: TextTokenizer
+) -> dict[Task, Head]:
+    """What this checkpoint can do, by task; tasks may share a head."""
+    layout, purpose, config, device = plan.layout, plan.purpose, backbone.config, backbone.device
+    head: Head
+    if purpose.kind is HeadKind.STATIC:
+        table = replace(layout, modules=layout.modules[1:])
+        head = build_embedding_head(
+            table, hidden_size=backbone.hidden_size, device=device, default_pooling=Pooling.MEAN
+        )
+    elif isinstance(backbone, StaticBackbone):
+        raise AssertionError(f"a model without a transformer is no {purpose.kind.value}")
+    elif purpose.kind is HeadKind.LATE_INTERACTION:
+        late = read_late_interaction(layout)
+        head = build_late_interaction_head(layout, late, plan.family, hidden_size=backbone.hidden_size, device=device)
+    elif purpose.kind is HeadKind.SPARSE:
+        head = build_sparse_head(layout, plan.family, backbone, read_learned_sparse(layout))
+    elif purpose.kind is HeadKind.CLASSIFIER:
+        head = build_classifier_head(layout, purpose, config=config, device=device)
+    elif purpose.kind is HeadKind.YES_NO:
+        head = build_verdict_head(layout, purpose, config=config, device=device, token_id=tokenizer.token_id)
+    elif purpose.kind is HeadKind.TOKEN_CLASSIFIER:
+        head = build_token_classifier_head(layout, purpose, config=config, device=device, reader=tokenizer)
+    else:
+        head = build_embedding_head(
+            layout,
+            hidden_size=backbone.hidden_size,
+            device=device,
+            default_pooling=plan.family.default_pooling,
+            override=settings.pooling,
+        )
+    heads: dict[Task, Head] = dict.fromkeys(purpose.tasks, head)
+    if purpose.kind is HeadKind.EMBEDDING:
+        heads[Task.EMBED_ALL] = TokenEmbeddingHead(backbone.hidden_size)
+    return heads
 
 
 def plan_lanes(device: torch.device, max_batch_tokens: int) -> LanePlan:
@@ -151,15 +233,28 @@ def plan_lanes(device: torch.device, max_batch_tokens: int) -> LanePlan:
     if device.type != "cpu":
         return LanePlan(1, 0, 0, max_batch_tokens, prefetch=True)
     cores = available_cpus()
-    return LanePlan(cores, 1, cores, min(CPU_BATCH_TOKENS, max_batch_tokens), prefetch=False)
+    return LanePlan(
+        lanes=cores,
+        threads_per_lane=1,
+        lone_threads=cores,
+        batch_tokens=min(CPU_BATCH_TOKENS, max_batch_tokens),
+        patience_tokens=CPU_PATIENCE_TOKENS,
+        patience_seconds=CPU_PATIENCE_SECONDS,
+    )
 
 
 def describe(
-    settings: ModelSettings, plan: ModelPlan, tokenizer: TextTokenizer, backbone: Backbone, heads: Mapping[Task, Head]
+    settings: ModelSettings,
+    plan: ModelPlan,
+    tokenizer: TextTokenizer,
+    backbone: AnyBackbone,
+    heads: Mapping[Task, Head],
 ) -> ModelInfo:
     """What ``/info`` says of a loaded model."""
     embedding = heads.get(Task.EMBED)
     dense = embedding if isinstance(embedding, EmbeddingHead) else None
+    late = plan.purpose.kind is HeadKind.LATE_INTERACTION
+    vectors = dense or (heads[Task.EMBED_ALL] if late else None)
     return ModelInfo(
         name=settings.served_model_name,
         model_id=settings.model_id,
@@ -176,12 +271,13 @@ def describe(
         max_concurrent_requests=settings.max_concurrent_requests,
         auto_truncate=settings.auto_truncate,
         tokenization_workers=settings.tokenization_workers,
-        dimensions=dense.dimensions if dense else None,
+        dimensions=vectors.dimensions if isinstance(vectors, EmbeddingHead | TokenEmbeddingHead) else None,
         pooling="+".join(dense.poolings) if dense else None,
-        normalize=dense.normalize if dense else False,
-        similarity=plan.layout.similarity,
+        normalize=vectors.normalize if isinstance(vectors, EmbeddingHead | TokenEmbeddingHead) else False,
+        similarity=plan.layout.similarity or ("MaxSim" if late else None),
         prompts=tokenizer.rules.prompts,
         default_prompt=tokenizer.rules.default_prompt,
+        id2label=plan.purpose.id2label,
         attention=backbone.attention_name,
         notes=plan.notes,
         created=int(time.time()),
@@ -214,6 +310,7 @@ def start(
             runner=runner,
             plan=plan,
             busy=busy,
+            in_flight=lambda: model.in_flight,
             on_batch=model.observe_batch,
             on_retry=model.observe_retried,
         )

@@ -144,9 +144,8 @@ DEVICE = matching(
 )
 POOLING = Kind(
     _parse_pooling,
-    "one of cls, max, mean, mean-sqrt, weighted-mean, last-token",
-    "cls|max|mean|mean-sqrt|weighted-mean|last-token",
-    refused={"splade": "pooling by SPLADE is not supported yet; leave --pooling out to use the checkpoint's own"},
+    "one of cls, max, mean, mean-sqrt, weighted-mean, last-token, splade",
+    "cls|max|mean|mean-sqrt|weighted-mean|last-token|splade",
 )
 
 

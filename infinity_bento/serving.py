@@ -31,6 +31,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from infinity_bento.api.app import create_app, harden
+from infinity_bento.api.envelopes import TEI
 from infinity_bento.api.probes import livez_reply, readyz_reply
 from infinity_bento.api.protocol import ApiSettings
 from infinity_bento.engine import Engine
@@ -129,6 +130,16 @@ class EngineAppFactory(ServiceAppFactory):  # type: ignore[misc]
             {TimeoutMiddleware} if self.service.inner.wire.tracing else {TimeoutMiddleware, OpenTelemetryMiddleware}
         )
         return [middleware for middleware in super().middlewares if middleware.cls not in unwanted]
+
+    async def api_endpoint(self, name: str, request: Request) -> Response:
+        """A native method; its refusals keep their status, instead of becoming BentoML's 500."""
+        try:
+            answer: Response = await super().api_endpoint(name, request)
+        except InfinityError as error:
+            reply = TEI.reply(error)
+            headers = {key.decode(): value.decode() for key, value in reply.headers}
+            return Response(reply.body, reply.status, headers, "application/json")
+        return answer
 
     async def livez(self, request: Request) -> Response:
         """Ours: JSON, and 503 once a device thread has died."""

@@ -24,7 +24,7 @@ MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 
 def mixed_texts(count: int, seed: int = 0) -> list[str]:
     """Texts of 1 to about 120 words."""
-    words = "the quick brown fox jumps over a lazy dog while embedding models turn text into vectors of numbers".split()
+    words = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "while", "models", "turn"]
     generator = np.random.default_rng(seed)
     lengths = np.clip(generator.lognormal(2.5, 1.0, count).astype(int), 1, 120)
     return [" ".join(generator.choice(words, length)) for length in lengths]

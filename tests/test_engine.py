@@ -314,4 +314,4 @@ def test_model_info_is_complete(engine: Engine) -> None:
     assert fields["attention"] == "infinity_packed"
     assert fields["source"] == "installed package"
     assert fields["dtype"] == "float32"
-    assert fields["tasks"] == (Task.EMBED,)
+    assert fields["tasks"] == (Task.EMBED, Task.EMBED_ALL)

@@ -30,7 +30,7 @@ class TestContract:
 
     def test_the_factory_has_the_parts_we_replace(self) -> None:
         assert isinstance(inspect.getattr_static(ServiceAppFactory, "middlewares"), property)
-        for name in ("livez", "readyz", "metrics"):
+        for name in ("livez", "readyz", "metrics", "api_endpoint"):
             assert inspect.iscoroutinefunction(getattr(ServiceAppFactory, name))
         assert "self.dispatchers" in inspect.getsource(ServiceAppFactory.__init__)
 
@@ -99,6 +99,9 @@ async def until_ready(client: httpx.AsyncClient) -> list[dict[str, object]]:
 
 async def test_the_whole_server_in_process(client: httpx.AsyncClient) -> None:
     early = await client.post("/v1/embeddings", json={"input": "too early"})
+    assert early.status_code == 503
+    assert early.headers["retry-after"]
+    early = await client.post("/bento/embed", json={"items": [{"text": "too early"}]})
     assert early.status_code == 503
     assert early.headers["retry-after"]
     assert (await client.get("/livez")).status_code == 200
@@ -172,6 +175,9 @@ async def test_native_items_are_answered_one_by_one(client: httpx.AsyncClient) -
     assert "items" in str(bad.json())
     unknown = await client.post("/bento/embed", json={"items": [{"text": "a", "normalise": True}]})
     assert unknown.status_code == 400
+    many = await client.post("/bento/embed", json={"items": [{"text": "a"}] * 2049})
+    assert many.status_code == 422
+    assert "limit of 2048" in many.json()["error"]
 
 
 def refused(*options: str) -> str:

@@ -194,9 +194,8 @@ def test_pooling_names(text, pooling):
     assert resolve({"pooling": text}).models[0].pooling is pooling
 
 
-def test_splade_pooling_is_refused_by_name():
-    message = error_of({"pooling": "splade"}).message
-    assert "--pooling is 'splade'" in message and "SPLADE is not supported yet" in message
+def test_splade_is_a_pooling():
+    assert resolve({"pooling": "splade"}).models[0].pooling is Pooling.SPLADE
 
 
 # Several models.

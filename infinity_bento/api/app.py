@@ -1,8 +1,4 @@
-"""The Starlette application: the table of routes, and the middleware around it. Built once by the service.
-
-A new route is one row of ``route_table``; Starlette routes, the OpenAPI document, the docs page, the error shapes and
-the rules for keys and time limits all follow from it.
-"""
+"""The Starlette application: the rows of ``table``, and the middleware around them. Built once by the service."""
 
 from __future__ import annotations
 
@@ -12,30 +8,20 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route as StarletteRoute
 from starlette.types import ASGIApp
 
-from infinity_bento.api import openai, probes, tei
-from infinity_bento.api.envelopes import OPENAI, TEI
 from infinity_bento.api.exchange import ApiContext
 from infinity_bento.api.guard import Guard
 from infinity_bento.api.middleware import ApiKey, RequestContext
-from infinity_bento.api.pages import HTML_TYPE, DocumentPages, metrics
 from infinity_bento.api.protocol import ApiSettings, GetEngine
-from infinity_bento.api.routes import Endpoint, Route, RouteIndex
-from infinity_bento.core import Task
-from infinity_bento.telemetry.metrics import CONTENT_TYPE, Metrics
-
-SCHEMAS = {
-    **openai.SCHEMAS,
-    **tei.SCHEMAS,
-    **probes.SCHEMAS,
-    "Text": {"type": "string"},
-    "Document": {"type": "object", "required": ["openapi", "info", "paths"]},
-}
+from infinity_bento.api.routes import Endpoint, RouteIndex
+from infinity_bento.api.table import route_table
+from infinity_bento.telemetry.metrics import Metrics
 
 _EXPOSED_HEADERS = (
     "x-request-id",
     "server-timing",
     "retry-after",
     "x-truncated-inputs",
+    "x-truncated-indices",
     "x-compute-type",
     "x-compute-time",
     "x-compute-characters",
@@ -45,71 +31,6 @@ _EXPOSED_HEADERS = (
     "x-queue-time",
     "x-inference-time",
 )
-
-
-def route_table() -> tuple[Route, ...]:
-    """Every route of the wire layer, the hottest first."""
-    pages = DocumentPages(SCHEMAS)
-    embeddings_example = {"model": "$MODEL", "input": ["What is packed execution?", "Rows without padding."]}
-    embed_example = {"model": "$MODEL", "inputs": "What is packed execution?", "normalize": True}
-    return (
-        Route(
-            ("/v1/embeddings", "/embeddings"),
-            "POST",
-            openai.create_embeddings,
-            OPENAI,
-            "Embed texts (OpenAI)",
-            "OpenAIEmbeddingsResponse",
-            "OpenAIEmbeddingsRequest",
-            task=Task.EMBED,
-            example=embeddings_example,
-        ),
-        Route(
-            ("/embed",),
-            "POST",
-            tei.embed,
-            TEI,
-            "Embed texts (TEI)",
-            "EmbedResponse",
-            "EmbedRequest",
-            task=Task.EMBED,
-            example=embed_example,
-        ),
-        Route(("/v1/models", "/models"), "GET", openai.list_models, OPENAI, "List the loaded models", "OpenAIModels"),
-        Route(("/info",), "GET", tei.info, TEI, "Describe the loaded models", "Info", is_open=True),
-        Route(("/health", "/ping"), "GET", probes.health, TEI, "200 when the models answer", "Health", is_open=True),
-        Route(
-            ("/livez", "/healthz"),
-            "GET",
-            probes.livez,
-            TEI,
-            "200 unless only a restart helps",
-            "Liveness",
-            statuses={503: "Liveness"},
-            is_open=True,
-        ),
-        Route(
-            ("/readyz",),
-            "GET",
-            probes.readyz,
-            TEI,
-            "200 when the models answer, else how far loading is",
-            "Readiness",
-            statuses={503: "Readiness"},
-            is_open=True,
-        ),
-        Route(("/metrics",), "GET", metrics, TEI, "Prometheus metrics", "Text", media=CONTENT_TYPE, is_open=True),
-        Route(
-            ("/openapi.json", "/api-doc/openapi.json"),
-            "GET",
-            pages.openapi,
-            TEI,
-            "This document",
-            "Document",
-            is_open=True,
-        ),
-        Route(("/docs",), "GET", pages.docs, TEI, "Routes and examples", "Text", media=HTML_TYPE, is_open=True),
-    )
 
 
 def create_app(

@@ -7,6 +7,7 @@ matrices take the same way.
 from __future__ import annotations
 
 import binascii
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ Array = NDArray[Any]
 Caster = Callable[[FloatArray], Array]
 Form = Callable[[Array], Any]
 
-# int8 and uint8 spread this many times the mean magnitude of a unit vector's values over their 256 steps; see as_uint8.
+# int8 and uint8 reach this many times the usual magnitude of a unit vector's values; see as_int8.
 _INTEGER_RANGE = 8.0
 
 
@@ -46,21 +47,21 @@ def as_float16(vector: FloatArray) -> Array:
     return half
 
 
-def as_uint8(vector: FloatArray) -> Array:
-    """sentence-transformers' uint8 rule with fixed ranges, so that a row never depends on others or on calibration.
-
-    All dimensions share the range +-r, r = min(1, 8 / sqrt(D)) for vectors of D values: the values of a unit vector
-    have a root mean square of 1 / sqrt(D), so next to nothing is clipped and 16 steps remain for one of these.
-    """
-    width = vector.shape[-1]
-    limit = np.float32(min(1.0, _INTEGER_RANGE / np.sqrt(max(width, 1))))
-    step = (limit + limit) / np.float32(255)
-    return np.clip(np.floor((vector + limit) / step), 0, 255).astype(np.uint8)
-
-
 def as_int8(vector: FloatArray) -> Array:
-    """``as_uint8`` shifted by -128."""
-    return (as_uint8(vector).astype(np.int16) - 128).astype(np.int8)
+    """The nearest multiples of a step that depends on the width alone: min(1, 8 / sqrt(D)) / 127 for D values.
+
+    That is sentence-transformers' rule with fixed ranges (-128.5 to 126.5 steps), so that a row depends neither on
+    others nor on calibration, zero stays zero, and cosines can be taken of the bytes as they are. The values of a unit
+    vector have a root mean square of 1 / sqrt(D): 16 steps, and next to nothing is clipped.
+    """
+    limit = min(1.0, _INTEGER_RANGE / math.sqrt(max(vector.shape[-1], 1)))
+    steps: FloatArray = np.floor(vector * np.float32(127 / limit) + np.float32(0.5))
+    return np.clip(steps, -128, 127).astype(np.int8)
+
+
+def as_uint8(vector: FloatArray) -> Array:
+    """``as_int8`` shifted by 128."""
+    return (as_int8(vector).astype(np.int16) + 128).astype(np.uint8)
 
 
 def as_ubinary(vector: FloatArray) -> Array:
@@ -138,7 +139,7 @@ def requested_encoding(body: Body, *, unit_length: bool) -> Encoding:
     cast = choice(body, "output_dtype", OUTPUT_DTYPES, as_floats)
     if cast in _NEED_UNIT_LENGTH and not unit_length:
         raise InvalidInput(
-            f"`output_dtype` is \"{body['output_dtype']}\", which needs vectors of length 1, and these are not "
+            f'`output_dtype` is "{body["output_dtype"]}", which needs vectors of length 1, and these are not '
             "normalized; ask for float32, float16, binary or ubinary.",
             param="output_dtype",
         )

@@ -1,4 +1,4 @@
-"""One error value, two published shapes: the OpenAI and the TEI envelope, with the statuses of each contract.
+"""One error value, three published shapes: the envelopes of OpenAI, TEI and Cohere, with the statuses of each contract.
 
 Routes and middleware turn every ``InfinityError`` into a ``Reply`` here; the OpenAPI document is generated from the
 same tables.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,6 +76,25 @@ def located(error: InfinityError, path: str) -> InfinityError:
     clone = copy.copy(error)
     clone.message = f"`{path}`: {error.message}"
     clone.param = path
+    return clone
+
+
+@contextmanager
+def inside(path: str) -> Iterator[None]:
+    """Errors raised in this block name fields of the object at ``path``: ``path.dimensions`` for ``dimensions``."""
+    try:
+        yield
+    except InfinityError as error:
+        raise moved(error, path) from None
+
+
+def moved(error: InfinityError, path: str) -> InfinityError:
+    """A copy of ``error`` about a field of the object at ``path``."""
+    if error.param is None or not error.message.startswith("`"):
+        return located(error, path)
+    clone = copy.copy(error)
+    clone.message = f"`{path}.{error.message[1:]}"
+    clone.param = f"{path}.{error.param}"
     return clone
 
 
@@ -182,3 +202,32 @@ TEI = Dialect(
         },
     },
 )
+
+# Cohere's clients turn 400, 401, 404, 429, 500, 503 and 504 into classes of their own; all of them show ``message``.
+
+
+def _cohere_envelope(error: InfinityError) -> dict[str, Any]:
+    return {"message": error.message, "code": error.code, "param": error.param}
+
+
+COHERE = Dialect(
+    name="Cohere",
+    statuses={InvalidInput: 400},
+    envelope=_cohere_envelope,
+    schema={
+        "type": "object",
+        "required": ["message", "code", "param"],
+        "properties": {
+            "message": {"type": "string", "description": "What is wrong, what is allowed, what to do."},
+            "code": {"type": "string", "description": "Stable name of the error."},
+            "param": {"type": ["string", "null"], "description": "The field at fault, such as `documents[3]`."},
+        },
+    },
+)
+
+
+def dialect_of_unknown(path: str) -> Dialect:
+    """The error shape for a path that no route has: of the clients that use such paths."""
+    if path.startswith("/v1/"):
+        return OPENAI
+    return COHERE if path.startswith("/v2/") else TEI

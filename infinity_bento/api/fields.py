@@ -84,18 +84,18 @@ def choice(body: Body, name: str, allowed: Mapping[str, T], default: D) -> T | D
     refuse(name, value, " or ".join(f'"{key}"' for key in allowed))
 
 
-def dimensions(body: Body, info: ModelInfo) -> int | None:
+def dimensions(body: Body, info: ModelInfo, name: str = "dimensions") -> int | None:
     """How many leading values of the vector to keep; None for all.
 
     Raises:
         InvalidInput: Not a whole number from 1 to the model's width.
     """
-    value = positive_integer(body, "dimensions")
+    value = positive_integer(body, name)
     if value is not None and info.dimensions is not None and value > info.dimensions:
         raise InvalidInput(
-            f"`dimensions` is {value}; model {info.name!r} gives vectors of {info.dimensions}, so send a whole number "
+            f"`{name}` is {value}; model {info.name!r} gives vectors of {info.dimensions}, so send a whole number "
             f"from 1 to {info.dimensions}.",
-            param="dimensions",
+            param=name,
         )
     return value
 

@@ -152,7 +152,7 @@ def required_text(body: Body, name: str) -> str:
     if type(value) is not str:
         _refuse_or_missing(body, name, "a string")
     _check_text(value, name)
-    return value  # type: ignore[no-any-return]
+    return value
 
 
 def pairs(body: Body) -> Pairs:

@@ -1,115 +1,230 @@
-"""The BentoML door: item and result schemas of the batchable methods, and the way from them to the engine and back.
+"""The BentoML door: the batchable methods of ``service.py``, from items to the engine and back to results.
 
-Called by ``service.py``. A method takes a list of items and answers each in its place, with an output or an error.
+A method takes a list of items and answers each in its place, with an output or an error. Only what concerns the call as
+a whole is raised: the server is full, or not ready.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Annotated, Literal
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+import numpy as np
 
+from infinity_bento.api.choosing import any_model, resolve_any, resolve_or_late_interaction
+from infinity_bento.api.labels import entities, labelled
+from infinity_bento.api.native_items import (
+    ClassifyItem,
+    ClassifyResult,
+    EmbedAllResult,
+    EmbedItem,
+    EmbedResult,
+    EmbedSparseResult,
+    ItemError,
+    Label,
+    Ranked,
+    RerankItem,
+    RerankResult,
+    SimilarityItem,
+    SimilarityResult,
+    TextItem,
+    Token,
+    TokenizeItem,
+    TokenizeResult,
+)
 from infinity_bento.api.protocol import EngineLike
-from infinity_bento.core import InputType, Item, Outcome, Task
-from infinity_bento.errors import InfinityError, InvalidInput
+from infinity_bento.api.ranking import best_first, matrix_items, pair_items
+from infinity_bento.core import Item, ModelInfo, Result, Task
+from infinity_bento.errors import CapacityError, InfinityError
+from infinity_bento.maxsim import MEAN_MAXSIM, maxsim
 
-
-class EmbedItem(BaseModel):
-    """One text, or one list of token ids, to turn into a vector. null means the default everywhere."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    text: str | None = Field(None, description="The text; exactly one of text and token_ids is given.")
-    token_ids: list[Annotated[int, Field(ge=0)]] | None = Field(
-        None, description="Token ids, used as given: no prompt, no special tokens."
-    )
-    model: str | None = Field(None, description="A served model; needed only where several can embed.")
-    prompt_name: str | None = Field(None, description="A prompt of the checkpoint, put before the text.")
-    prompt: str | None = Field(None, description="A literal prefix; wins over prompt_name.")
-    input_type: Literal["query", "document"] | None = Field(None, description="Picks the checkpoint's prompt.")
-    truncate: bool | None = Field(None, description="Cut an input that is too long; default: the server's option.")
-    truncation_direction: Literal["left", "right"] | None = Field(None, description="Which end is cut; default right.")
-    normalize: bool | None = Field(None, description="Scale to length 1; default: as the checkpoint says.")
-    dimensions: Annotated[int, Field(ge=1)] | None = Field(None, description="Keep the first n values.")
-
-    def to_item(self) -> Item:
-        """The engine's item.
-
-        Raises:
-            InvalidInput: Unless exactly one of ``text`` and ``token_ids`` is given.
-        """
-        if (self.text is None) == (self.token_ids is None):
-            given = "neither" if self.text is None else "both"
-            raise InvalidInput(f"an item needs exactly one of text and token_ids; {given} were given", param="text")
-        return Item(
-            Task.EMBED,
-            text=self.text,
-            token_ids=self.token_ids,
-            prompt_name=self.prompt_name,
-            prompt=self.prompt,
-            input_type=InputType(self.input_type) if self.input_type else None,
-            truncate=self.truncate,
-            truncation_direction=self.truncation_direction or "right",
-            normalize=self.normalize,
-            dimensions=self.dimensions,
-        )
-
-
-class ItemError(BaseModel):
-    """Why one item has no output."""
-
-    code: str = Field(description="Stable name of the kind of error, such as input_too_long.")
-    message: str
-    status: int = Field(description="The HTTP status this error has on its own.")
-
-
-class EmbedResult(BaseModel):
-    """The answer to one item: an embedding or an error."""
-
-    embedding: list[float] | None = None
-    tokens: int | None = Field(None, description="Tokens of the input after truncation.")
-    truncated_from: int | None = Field(None, description="Tokens before truncation; null: nothing was cut.")
-    error: ItemError | None = None
+R = TypeVar("R")
+AnyResult = TypeVar("AnyResult", EmbedResult, EmbedAllResult, EmbedSparseResult, ClassifyResult)
 
 
 async def embed(engine: EngineLike, items: Sequence[EmbedItem]) -> list[EmbedResult]:
-    """Embed items, each on the model it names; one result per item, in order.
+    """One vector per item.
 
     Raises:
-        Overloaded, NotReady, BatchTooLarge: If the call as a whole is refused.
+        CapacityError: If the call as a whole is refused; so do all functions of this file.
     """
-    results: list[EmbedResult] = [EmbedResult() for _ in items]
-    by_model: dict[str, list[int]] = {}
+    return await _each(
+        engine, items, (Task.EMBED,), EmbedResult, lambda info, result: {"embedding": result.output.tolist()}
+    )
+
+
+async def embed_all(engine: EngineLike, items: Sequence[TextItem]) -> list[EmbedAllResult]:
+    """One matrix per item."""
+    return await _each(
+        engine, items, (Task.EMBED_ALL,), EmbedAllResult, lambda info, result: {"embeddings": result.output.tolist()}
+    )
+
+
+async def embed_sparse(engine: EngineLike, items: Sequence[TextItem]) -> list[EmbedSparseResult]:
+    """One sparse vector per item."""
+    return await _each(
+        engine,
+        items,
+        (Task.EMBED_SPARSE,),
+        EmbedSparseResult,
+        lambda info, result: {"indices": result.output.indices.tolist(), "values": result.output.values.tolist()},
+    )
+
+
+async def classify(engine: EngineLike, items: Sequence[ClassifyItem]) -> list[ClassifyResult]:
+    """The labels of each item."""
+    tasks = (Task.CLASSIFY, Task.CLASSIFY_TOKENS)
+    return await _each(engine, items, tasks, ClassifyResult, lambda info, result: {"labels": _labels(info, result)})
+
+
+async def rerank(engine: EngineLike, items: Sequence[RerankItem]) -> list[RerankResult]:
+    """One ranking per item; an item fails as a whole if one of its documents does."""
+
+    async def one(item: RerankItem) -> RerankResult:
+        info = resolve_or_late_interaction(engine, item.model, Task.RERANK)
+        pairs = Task.RERANK in info.tasks
+        template = Item(
+            Task.RERANK,
+            truncate=item.truncate,
+            truncation_direction=item.truncation_direction or "right",
+            instruction=item.instruction,
+            raw_scores=item.raw_scores,
+        )
+        make = pair_items if pairs else matrix_items
+        results = await _all(engine, info, make(item.query, item.documents, template))
+        outputs = [result.output for result in results]
+        if pairs:
+            scores = np.concatenate(outputs)
+        else:
+            mean = info.similarity == MEAN_MAXSIM
+            scores = await asyncio.to_thread(maxsim, outputs[0], outputs[1:], mean=mean)
+        by_document = results if pairs else results[1:]
+        ranked = [
+            Ranked(index=i, score=float(scores[i]), truncated_from=by_document[i].usage.truncated_from)
+            for i in best_first(scores, "documents")[: item.top_n]
+        ]
+        return RerankResult(results=ranked, tokens=sum(result.usage.tokens for result in results))
+
+    return await _independently(items, one, lambda error: RerankResult(error=error))
+
+
+async def similarity(engine: EngineLike, items: Sequence[SimilarityItem]) -> list[SimilarityResult]:
+    """The cosines of each item; an item fails as a whole if one of its sentences does."""
+
+    async def one(item: SimilarityItem) -> SimilarityResult:
+        info = engine.resolve(item.model, Task.EMBED)
+        texts = [
+            Item(
+                Task.EMBED,
+                text=text,
+                prompt_name=item.prompt_name,
+                truncate=item.truncate,
+                truncation_direction=item.truncation_direction or "right",
+                normalize=True,
+            )
+            for text in (item.source_sentence, *item.sentences)
+        ]
+        results = await _all(engine, info, texts)
+        vectors = np.stack([result.output for result in results])
+        return SimilarityResult(
+            similarities=np.clip(vectors[1:] @ vectors[0], -1.0, 1.0).tolist(),
+            tokens=sum(result.usage.tokens for result in results),
+            truncated=sum(result.usage.truncated_from is not None for result in results),
+        )
+
+    return await _independently(items, one, lambda error: SimilarityResult(error=error))
+
+
+async def tokenize(engine: EngineLike, items: Sequence[TokenizeItem]) -> list[TokenizeResult]:
+    """The tokens of each item."""
+
+    async def one(item: TokenizeItem) -> TokenizeResult:
+        info = any_model(engine, item.model)
+        (row,) = await engine.tokenize(
+            info.name, [item.text], add_special_tokens=item.add_special_tokens, prompt_name=item.prompt_name
+        )
+        if isinstance(row, InfinityError):
+            raise row
+        tokens = [
+            Token(id=token, text=text, special=special, start=start, stop=stop)
+            for token, text, special, start, stop in row
+        ]
+        return TokenizeResult(tokens=tokens)
+
+    return await _independently(items, one, lambda error: TokenizeResult(error=error))
+
+
+async def _each(
+    engine: EngineLike,
+    items: Sequence[TextItem | ClassifyItem],
+    tasks: Sequence[Task],
+    result_class: type[AnyResult],
+    output: Callable[[ModelInfo, Result], dict[str, Any]],
+) -> list[AnyResult]:
+    """Run items on the models they name, all items of a model together; one result per item, in order."""
+    results: list[AnyResult] = [result_class() for _ in items]
+    by_model: dict[str, tuple[ModelInfo, list[int]]] = {}
     ready: dict[int, Item] = {}
     for index, item in enumerate(items):
         try:
-            ready[index] = item.to_item()
-            by_model.setdefault(engine.resolve(item.model, Task.EMBED).name, []).append(index)
+            info, task = resolve_any(engine, item.model, *tasks)
+            ready[index] = item.to_item(task)
+            by_model.setdefault(info.name, (info, []))[1].append(index)
+        except CapacityError:
+            raise
         except InfinityError as error:
-            if error.status in (429, 503):
-                raise
-            results[index] = EmbedResult(error=_error(error))
+            results[index].error = _item_error(error)
+    groups = list(by_model.values())
     answers = await asyncio.gather(
-        *(engine.submit(name, [ready[index] for index in indices]) for name, indices in by_model.items())
+        *(engine.submit(info.name, [ready[index] for index in indices]) for info, indices in groups)
     )
-    for indices, outcomes in zip(by_model.values(), answers, strict=True):
+    for (info, indices), outcomes in zip(groups, answers, strict=True):
         for index, outcome in zip(indices, outcomes, strict=True):
-            results[index] = _result(outcome)
+            if isinstance(outcome, InfinityError):
+                results[index].error = _item_error(outcome)
+            else:
+                # Nothing to validate: these are our own numbers.
+                results[index] = result_class.model_construct(
+                    **output(info, outcome),
+                    tokens=outcome.usage.tokens,
+                    truncated_from=outcome.usage.truncated_from,
+                    error=None,
+                )
     return results
 
 
-def _result(outcome: Outcome) -> EmbedResult:
-    if isinstance(outcome, InfinityError):
-        return EmbedResult(error=_error(outcome))
-    return EmbedResult.model_construct(
-        embedding=outcome.output.tolist(),
-        tokens=outcome.usage.tokens,
-        truncated_from=outcome.usage.truncated_from,
-        error=None,
-    )
+async def _independently(
+    items: Sequence[Any], one: Callable[[Any], Awaitable[R]], failed: Callable[[ItemError], R]
+) -> list[R]:
+    """The result of ``one`` for every item, at the same time; an item's error becomes its own result."""
+
+    async def guarded(item: Any) -> R:
+        try:
+            return await one(item)
+        except CapacityError:
+            raise
+        except InfinityError as error:
+            return failed(_item_error(error))
+
+    return await asyncio.gather(*(guarded(item) for item in items))
 
 
-def _error(error: InfinityError) -> ItemError:
+async def _all(engine: EngineLike, info: ModelInfo, items: list[Item]) -> list[Result]:
+    """The results of items that stand or fall together."""
+    results: list[Result] = []
+    for outcome in await engine.submit(info.name, items):
+        if isinstance(outcome, InfinityError):
+            raise outcome
+        results.append(outcome)
+    return results
+
+
+def _labels(info: ModelInfo, result: Result) -> list[Label]:
+    if isinstance(result.output, list):
+        return [Label(**{**entry, "score": float(entry["score"])}) for entry in entities(result.output)]
+    return [Label(label=row["label"], score=float(row["score"])) for row in labelled(info, result.output)]
+
+
+def _item_error(error: InfinityError) -> ItemError:
     return ItemError(code=error.code, message=error.message, status=error.status)

@@ -1,48 +1,64 @@
-"""The OpenAI dialect: POST /v1/embeddings and GET /v1/models. Rows of the table in ``app.py`` point here."""
+"""The OpenAI dialect: POST /v1/embeddings and GET /v1/models. Rows of ``table`` point here."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from infinity_bento.api import fields
-from infinity_bento.api.body import read_json
-from infinity_bento.api.encoding import ENCODERS, as_floats
+from infinity_bento.api.body import read_object
+from infinity_bento.api.choosing import resolve_or_late_interaction
+from infinity_bento.api.encoding import Encoding, requested_encoding
 from infinity_bento.api.exchange import Call, Reply
-from infinity_bento.api.inference import embed_items, run, truncated_count, truncation_header
-from infinity_bento.core import Item, ModelInfo, Task
+from infinity_bento.api.inference import run, truncation_headers, truncation_of, usage_of
+from infinity_bento.api.inputs import check_batch_size, texts_or_ids
+from infinity_bento.api.schemas import DIMENSIONS, ENCODINGS, MODEL, PROMPTS, TRUNCATION, array, nullable, record, ref
+from infinity_bento.core import ModelInfo, Result, Task
+from infinity_bento.errors import InvalidInput
 
-_ENCODER_CHOICES = dict(ENCODERS)
+_MODALITIES = {"text": None}
 
 
 async def create_embeddings(call: Call) -> Reply:
-    """One vector per input, unit length, as numbers or as base64 of little-endian float32.
+    """One unit-length vector per input; of late-interaction models one matrix per input.
 
     Raises:
-        InfinityError: As ``read_json``, ``fields``, ``EngineLike.resolve`` and ``inference.run`` do.
+        InfinityError: As the readers of the body, ``EngineLike.resolve`` and ``inference.run`` do.
     """
-    body = await read_json(call)
-    info = call.engine.resolve(fields.string(body, "model"), Task.EMBED)
-    inputs = fields.inputs(body, "input")
-    fields.check_batch_size(len(inputs.values), info, "input")
-    encode = fields.choice(body, "encoding_format", _ENCODER_CHOICES, as_floats)
-    template = Item(task=Task.EMBED, normalize=True, dimensions=fields.dimensions(body, info))
-    results = await run(call, info, embed_items(inputs, template), "input", single=inputs.single)
-    data = [
-        {"object": "embedding", "index": index, "embedding": encode(result.output)}
-        for index, result in enumerate(results)
-    ]
-    tokens = sum(result.usage.tokens for result in results)
-    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-    truncated = truncated_count(results)
-    if truncated:
-        usage["truncated"] = truncated
-    answer = {"object": "list", "data": data, "model": info.name, "usage": usage}
-    return Reply.of_json(answer, headers=truncation_header(truncated))
+    body = await read_object(call)
+    info = resolve_or_late_interaction(call.engine, fields.string(body, "model"), Task.EMBED)
+    task = Task.EMBED if Task.EMBED in info.tasks else Task.EMBED_ALL
+    inputs = texts_or_ids(body, "input")
+    check_batch_size(len(inputs.values), info, "input")
+    fields.choice(body, "modality", _MODALITIES, None)
+    encoding = requested_encoding(body, unit_length=True)
+    template = fields.text_item(body, info, task)
+    template.dimensions = fields.dimensions(body, info)
+    if task is Task.EMBED:
+        template.normalize = True
+    elif template.dimensions is not None:
+        raise InvalidInput(
+            f"`dimensions` is {template.dimensions}; the token vectors of model {info.name!r} cannot be cut, so leave "
+            "the field out.",
+            param="dimensions",
+        )
+    results = await run(call, info, inputs.items(template), inputs.path)
+    data = [_entry(index, result, encoding) for index, result in enumerate(results)]
+    answer = {"object": "list", "data": data, "model": info.name, "usage": usage_of(results)}
+    reply = call.reply(answer, truncation_headers(results))
+    reply.compressible &= encoding.compressible
+    return reply
 
 
 async def list_models(call: Call) -> Reply:
     """The loaded models; empty while loading."""
-    return Reply.of_json({"object": "list", "data": [_model_entry(info) for info in call.models()]})
+    return call.reply({"object": "list", "data": [_model_entry(info) for info in call.models()]})
+
+
+def _entry(index: int, result: Result, encoding: Encoding) -> dict[str, Any]:
+    entry = {"object": "embedding", "index": index, "embedding": encoding(result.output)}
+    if result.usage.truncated_from is not None:
+        entry["truncated"] = truncation_of(result)
+    return entry
 
 
 def _model_entry(info: ModelInfo) -> dict[str, Any]:
@@ -66,97 +82,50 @@ def _model_entry(info: ModelInfo) -> dict[str, Any]:
     }
 
 
-_INPUT_SCHEMA: dict[str, Any] = {
-    "description": "One text, several texts, one list of token ids, or several such lists; ids are used as given.",
-    "anyOf": [
-        {"type": "string", "minLength": 1},
-        {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}},
-        {
-            "type": "array",
-            "minItems": 1,
-            "items": {
-                "anyOf": [
-                    {"type": "string", "minLength": 1},
-                    {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}},
-                ]
-            },
-        },
-    ],
-}
+_EMBEDDING = record(
+    {
+        "object": {"const": "embedding"},
+        "index": {"type": "integer"},
+        "embedding": {"anyOf": [ref("Vector"), ref("Matrix")]},
+    },
+    {"truncated": ref("Truncation")},
+)
+_MODEL = record(
+    {
+        "id": {"type": "string"},
+        "object": {"const": "model"},
+        "created": {"type": "integer", "description": "Unix seconds when the model became ready."},
+        "owned_by": {"type": "string"},
+    },
+    {
+        "x_model_id": {"type": "string"},
+        "x_tasks": array({"type": "string", "enum": [task.value for task in Task]}),
+        "x_dimensions": {"type": ["integer", "null"]},
+        "x_prompts": array({"type": "string"}),
+        "x_limits": {"type": "object"},
+    },
+)
 
 SCHEMAS: dict[str, dict[str, Any]] = {
-    "Input": _INPUT_SCHEMA,
-    "OpenAIEmbeddingsRequest": {
-        "type": "object",
-        "required": ["input"],
-        "properties": {
-            "input": {"$ref": "#/components/schemas/Input"},
-            "model": {"type": ["string", "null"], "description": "A served name; null if only one model can answer."},
-            "encoding_format": {"type": ["string", "null"], "enum": [*ENCODERS, None], "default": "float"},
-            "dimensions": {"type": ["integer", "null"], "minimum": 1, "description": "Keep the first n values."},
-            "user": {"type": ["string", "null"], "description": "Ignored."},
+    "OpenAIEmbeddingsRequest": record(
+        {"input": ref("Input")},
+        {
+            "model": MODEL,
+            "dimensions": DIMENSIONS,
+            "modality": nullable("string", "Only text is served.", enum=["text", None]),
+            "user": {"description": "Ignored."},
+            **ENCODINGS,
+            **PROMPTS,
+            **TRUNCATION,
         },
-    },
-    "OpenAIEmbeddingsResponse": {
-        "type": "object",
-        "required": ["object", "data", "model", "usage"],
-        "properties": {
+    ),
+    "OpenAIEmbeddingsResponse": record(
+        {
             "object": {"const": "list"},
-            "data": {
-                "type": "array",
-                "items": {
-                    "type": "object",
-                    "required": ["object", "index", "embedding"],
-                    "properties": {
-                        "object": {"const": "embedding"},
-                        "index": {"type": "integer"},
-                        "embedding": {
-                            "anyOf": [
-                                {"type": "array", "items": {"type": "number"}},
-                                {"type": "string", "description": "Base64 of little-endian float32."},
-                            ]
-                        },
-                    },
-                },
-            },
+            "data": array(_EMBEDDING),
             "model": {"type": "string"},
-            "usage": {
-                "type": "object",
-                "required": ["prompt_tokens", "total_tokens"],
-                "properties": {
-                    "prompt_tokens": {"type": "integer", "description": "With prompt and special tokens, after cuts."},
-                    "total_tokens": {"type": "integer"},
-                    "truncated": {"type": "integer", "description": "Inputs that were cut; absent if none was."},
-                },
-            },
-        },
-    },
-    "OpenAIModels": {
-        "type": "object",
-        "required": ["object", "data"],
-        "properties": {
-            "object": {"const": "list"},
-            "data": {
-                "type": "array",
-                "items": {
-                    "type": "object",
-                    "required": ["id", "object", "created", "owned_by"],
-                    "properties": {
-                        "id": {"type": "string"},
-                        "object": {"const": "model"},
-                        "created": {"type": "integer", "description": "Unix seconds when the model became ready."},
-                        "owned_by": {"type": "string"},
-                        "x_model_id": {"type": "string"},
-                        "x_tasks": {
-                            "type": "array",
-                            "items": {"type": "string", "enum": [task.value for task in Task]},
-                        },
-                        "x_dimensions": {"type": ["integer", "null"]},
-                        "x_prompts": {"type": "array", "items": {"type": "string"}},
-                        "x_limits": {"type": "object"},
-                    },
-                },
-            },
-        },
-    },
+            "usage": ref("Usage"),
+        }
+    ),
+    "OpenAIModels": record({"object": {"const": "list"}, "data": array(_MODEL)}),
 }

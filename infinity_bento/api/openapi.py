@@ -22,6 +22,10 @@ _ANSWER_HEADERS = {
         "schema": {"type": "string"},
     },
 }
+_TRUNCATION_HEADERS = {
+    "x-truncated-inputs": {"description": "How many inputs were cut; absent if none.", "schema": {"type": "integer"}},
+    "x-truncated-indices": {"description": "Which ones, the first hundred.", "schema": {"type": "string"}},
+}
 _RETRY_HEADER = {"description": "Whole seconds to wait.", "schema": {"type": "integer", "minimum": 1}}
 
 
@@ -47,7 +51,11 @@ def build_document(
         components["securitySchemes"] = {_SECURITY_SCHEME: {"type": "http", "scheme": "bearer"}}
     return {
         "openapi": "3.1.0",
-        "info": {"title": "infinity-bento", "version": version, "description": "Embeddings without padding."},
+        "info": {
+            "title": "infinity-bento",
+            "version": version,
+            "description": "Inference without padding.",
+        },
         "paths": paths,
         "components": components,
     }
@@ -55,7 +63,7 @@ def build_document(
 
 def example_body(route: Route, models: Sequence[ModelInfo]) -> Any:
     """The example of a route with a loaded model's name in it; None if the route has none."""
-    return _substitute(route.example, _model_name(route.task, models)) if route.example is not None else None
+    return _substitute(route.example, _model_name(route.tasks, models)) if route.example is not None else None
 
 
 def _operation(route: Route, path: str, models: Sequence[ModelInfo], *, with_key: bool) -> dict[str, Any]:
@@ -71,7 +79,14 @@ def _operation(route: Route, path: str, models: Sequence[ModelInfo], *, with_key
         content: dict[str, Any] = {"schema": _ref(route.request)}
         if route.example is not None:
             content["example"] = example_body(route, models)
-        operation["requestBody"] = {"required": True, "content": {"application/json": content}}
+        # The same fields in either form; gzip and zstd are accepted as Content-Encoding.
+        binary = {"schema": _ref(route.request)}
+        operation["requestBody"] = {
+            "required": True,
+            "content": {"application/json": content, "application/msgpack": binary},
+        }
+    if not _is_served(route, models):
+        operation["x-needs"] = [task.value for task in route.tasks]
     if with_key and not route.is_open:
         operation["security"] = [{_SECURITY_SCHEME: []}]
     return operation
@@ -80,13 +95,17 @@ def _operation(route: Route, path: str, models: Sequence[ModelInfo], *, with_key
 def _responses(route: Route, *, with_key: bool) -> dict[str, Any]:
     """The 200, then one entry per status that this route's errors have in its dialect."""
     ok = {"schema": _ref(route.response)}
-    responses: dict[str, Any] = {"200": {"description": "OK", "headers": _ANSWER_HEADERS, "content": {route.media: ok}}}
+    content, headers = {route.media: ok}, dict(_ANSWER_HEADERS)
+    if route.request is not None:
+        content["application/msgpack"] = ok
+        headers |= _TRUNCATION_HEADERS
+    responses: dict[str, Any] = {"200": {"description": "OK", "headers": headers, "content": content}}
     by_status: dict[int, list[ErrorClass]] = {}
     for error_class in _errors_of(route, with_key=with_key):
         by_status.setdefault(route.dialect.status_of(error_class), []).append(error_class)
     for status, classes in sorted(by_status.items()):
         text = "\n".join(f"- `{cls.code}`: {_first_line(cls)}" for cls in classes)
-        headers: dict[str, Any] = dict(_ANSWER_HEADERS)
+        headers = dict(_ANSWER_HEADERS)
         if status in (429, 503, 504):
             headers["retry-after"] = _RETRY_HEADER
         content = {"application/json": {"schema": _ref(_error_schema_name(route))}}
@@ -120,9 +139,14 @@ def _ref(name: str) -> dict[str, str]:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
-def _model_name(task: Task | None, models: Sequence[ModelInfo]) -> str | None:
-    """The first model that can do the task."""
-    return next((model.name for model in models if task is None or task in model.tasks), None)
+def _is_served(route: Route, models: Sequence[ModelInfo]) -> bool:
+    """Whether a loaded model can do what the route is for."""
+    return not route.tasks or any(set(route.tasks) & set(model.tasks) for model in models)
+
+
+def _model_name(tasks: tuple[Task, ...], models: Sequence[ModelInfo]) -> str | None:
+    """The first model that can do one of the tasks."""
+    return next((model.name for model in models if not tasks or set(tasks) & set(model.tasks)), None)
 
 
 def _substitute(value: Any, name: str | None) -> Any:

@@ -1,4 +1,4 @@
-"""GET /metrics, /openapi.json and /docs. Rows of the table in ``app.py`` point here."""
+"""GET /metrics, /openapi.json and /docs. Rows of ``table`` point here."""
 
 from __future__ import annotations
 
@@ -103,6 +103,8 @@ def _route_section(method: str, path: str, operation: Mapping[str, Any], base_ur
     if body is not None:
         words += ["-H 'content-type: application/json'", "-d " + shlex.quote(orjson.dumps(body).decode())]
     statuses = ", ".join(operation["responses"])
+    if "x-needs" in operation:
+        statuses += f". No loaded model can {' or '.join(operation['x-needs'])}"
     return (
         f'<h2><b class="method">{method.upper()}</b> <code>{html.escape(path)}</code></h2>\n'
         f"<p>{html.escape(operation['summary'])}</p>\n"

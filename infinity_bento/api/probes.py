@@ -1,4 +1,4 @@
-"""Liveness, readiness and health. Rows of the table in ``app.py`` point here, and the BentoML service delegates its own
+"""Liveness, readiness and health. Rows of ``table`` point here, and the BentoML service delegates its own
 ``/livez`` and ``/readyz`` to ``livez_reply`` and ``readyz_reply``.
 """
 

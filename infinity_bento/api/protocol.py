@@ -7,6 +7,11 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from infinity_bento.core import EngineStatus, Item, ModelInfo, Outcome, Task
+from infinity_bento.errors import InfinityError
+
+# One token as /tokenize shows it: id, text, whether it is special, and start and end of its text in the prompted input,
+# in UTF-8 bytes. Special tokens have their name in the vocabulary as text and no offsets.
+TokenRow = tuple[int, str, bool, int | None, int | None]
 
 
 class EngineLike(Protocol):
@@ -48,6 +53,31 @@ class EngineLike(Protocol):
         """
         ...
 
+    async def tokenize(
+        self, name: str, texts: Sequence[str], *, add_special_tokens: bool, prompt_name: str | None
+    ) -> Sequence[Sequence[TokenRow] | InfinityError]:
+        """The tokens of each text, in order and untruncated, its prompt included; an error for a text that has none.
+
+        Args:
+            name: A served model's name.
+            texts: At least one, none of them empty.
+            add_special_tokens: As when the model runs.
+            prompt_name: A key of the checkpoint's prompts; None for its default prompt.
+        """
+        ...
+
+    async def decode(
+        self, name: str, ids: Sequence[Sequence[int]], *, skip_special_tokens: bool
+    ) -> Sequence[str | InfinityError]:
+        """The text of each list of token ids, in order; ``InvalidInput`` for a list with an id outside the vocabulary.
+
+        Args:
+            name: A served model's name.
+            ids: At least one list, none of them empty.
+            skip_special_tokens: Leave special tokens out of the text.
+        """
+        ...
+
 
 GetEngine = Callable[[], EngineLike]
 
@@ -57,7 +87,7 @@ class ApiSettings:
     """Options of the wire layer. Set from the resolved settings at start."""
 
     payload_limit: int = 16_000_000  # bytes of one request body
-    compression_min_bytes: int = 262_144  # answers from this size are compressed for clients that allow it
+    compression_min_bytes: int = 1_048_576  # smaller answers leave sooner as they are than compressed
     request_timeout_seconds: float = 60.0  # 0: no limit
     api_key: str | None = field(default=None, repr=False)
     cors_allow_origin: tuple[str, ...] = ()  # "*": any

@@ -1,4 +1,4 @@
-"""What a route is: one row of the table in ``app.py``, from which Starlette routes, middleware and the OpenAPI
+"""What a route is: one row of ``table``, from which Starlette routes, middleware and the OpenAPI
 document are made. ``Endpoint`` runs a row's handler and turns its errors into the row's dialect.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from infinity_bento.api.compression import accepted_coding, compress
-from infinity_bento.api.envelopes import OPENAI, TEI, Dialect
+from infinity_bento.api.envelopes import Dialect, dialect_of_unknown
 from infinity_bento.api.exchange import ApiContext, Call, ClientGone, Handler, Reply, RequestState, header
 from infinity_bento.core import Task
 from infinity_bento.errors import InfinityError, MethodNotAllowed, ServerError, UnknownRoute
@@ -35,7 +35,7 @@ class Route:
         summary: One line for the document.
         response: Schema of the 200 answer, by name.
         request: Schema of the body, by name; None for routes without a body.
-        task: What the model must be able to do; None for routes about the server.
+        tasks: One of these the model must be able to do; empty if any model will do.
         example: A body that works as it is, ``$MODEL`` standing for a loaded model's name.
         media: Content type of the 200 answer.
         statuses: Further statuses with their own schema, such as the 503 of a probe.
@@ -49,7 +49,7 @@ class Route:
     summary: str
     response: str
     request: str | None = None
-    task: Task | None = None
+    tasks: tuple[Task, ...] = ()
     example: Mapping[str, Any] | None = None
     media: str = "application/json"
     statuses: Mapping[int, str] | None = None
@@ -68,7 +68,7 @@ class RouteIndex:
         route = self._by_path.get(path)
         if route is not None:
             return route.dialect
-        return OPENAI if path.startswith("/v1/") else TEI
+        return dialect_of_unknown(path)
 
     def is_open(self, path: str) -> bool:
         """Whether the path needs no API key and has no time limit."""

@@ -1,167 +1,149 @@
-"""The dialect of Text Embeddings Inference: POST /embed and GET /info. Rows of the table in ``app.py`` point here."""
+"""TEI's embedding routes: POST /embed, /embed_all, /embed_sparse and /similarity. Rows of ``table`` point here."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
-import orjson
+import numpy as np
 
 from infinity_bento.api import fields
-from infinity_bento.api.body import read_json
-from infinity_bento.api.encoding import as_floats
-from infinity_bento.api.exchange import Call, Headers, Reply
-from infinity_bento.api.inference import embed_items, run, truncated_count, truncation_header
-from infinity_bento.api.probes import current_status, not_ready
-from infinity_bento.core import Item, ModelInfo, Result, Task, TruncationDirection
+from infinity_bento.api.encoding import as_tensor, requested_encoding
+from infinity_bento.api.envelopes import inside
+from infinity_bento.api.exchange import Call
+from infinity_bento.api.fields import Body
+from infinity_bento.api.inference import run
+from infinity_bento.api.inputs import check_batch_size, required_text, texts, texts_or_ids
+from infinity_bento.api.schemas import (
+    DIMENSIONS,
+    ENCODINGS,
+    MODEL,
+    NUMBER,
+    PROMPTS,
+    TEXT,
+    TRUNCATION,
+    array,
+    nullable,
+    one_of,
+    record,
+    ref,
+)
+from infinity_bento.api.tei_answer import Answer
+from infinity_bento.core import SparseRow, Task
 
-DIRECTIONS: Mapping[str, TruncationDirection] = {"right": "right", "left": "left", "Right": "right", "Left": "left"}
 
-_POOLING_NAMES = {"lasttoken": "last_token"}  # ours are sentence-transformers' names
-_MILLISECONDS = 1000.0
-
-
-async def embed(call: Call) -> Reply:
+async def embed(call: Call, body: Body) -> Answer:
     """A list with one vector per input, also for a single input.
 
     Raises:
-        InfinityError: As ``read_json``, ``fields``, ``EngineLike.resolve`` and ``inference.run`` do.
+        InfinityError: As the readers of the body, ``EngineLike.resolve`` and ``inference.run`` do.
     """
-    body = await read_json(call)
     info = call.engine.resolve(fields.string(body, "model"), Task.EMBED)
-    inputs = fields.inputs(body, "inputs")
-    fields.check_batch_size(len(inputs.values), info, "inputs")
-    template = Item(
-        task=Task.EMBED,
-        prompt_name=fields.prompt_name(body, info),
-        truncate=fields.boolean(body, "truncate", None),
-        truncation_direction=fields.choice(body, "truncation_direction", DIRECTIONS, "right"),
-        normalize=fields.boolean(body, "normalize", True),
-        dimensions=fields.dimensions(body, info),
-    )
-    results = await run(call, info, embed_items(inputs, template), "inputs", single=inputs.single)
-    reply = Reply.of_json([as_floats(result.output) for result in results])
-    reply.headers = compute_headers(call, info, results)
-    return reply
+    inputs = texts_or_ids(body, "inputs")
+    check_batch_size(len(inputs.values), info, "inputs")
+    template = fields.text_item(body, info, Task.EMBED)
+    template.normalize = fields.boolean(body, "normalize", True)
+    template.dimensions = fields.dimensions(body, info)
+    encoding = requested_encoding(body, unit_length=template.normalize)
+    results = await run(call, info, inputs.items(template), inputs.path)
+    return Answer([encoding(result.output) for result in results], info, results, encoding.compressible)
 
 
-async def info(call: Call) -> Reply:
-    """TEI's description of the default model, and ``models`` with everything known of each one.
+async def embed_all(call: Call, body: Body) -> Answer:
+    """A list with one matrix per input, a row per token.
 
     Raises:
-        NotReady: Models are still loading, or loading failed; the text names the stage.
+        InfinityError: As ``embed``.
     """
-    status, models = current_status(call.engine), call.models()
-    if not status.ready or not models:
-        raise not_ready(status)
-    settings = call.context.settings
-    first = models[0]
-    return Reply.of_json(
-        {
-            "model_id": first.model_id,
-            "model_sha": first.revision,
-            "model_dtype": first.dtype,
-            "served_model_name": first.name,
-            "model_type": _model_type(first),
-            "max_concurrent_requests": first.max_concurrent_requests,
-            "max_input_length": first.max_input_length,
-            "max_batch_tokens": first.max_batch_tokens,
-            "max_batch_requests": first.max_batch_requests,
-            "max_client_batch_size": first.max_client_batch_size,
-            "auto_truncate": first.auto_truncate,
-            "tokenization_workers": first.tokenization_workers,
-            "version": settings.version,
-            "sha": settings.revision,
-            "docker_label": settings.docker_label,
-            "models": [orjson.Fragment(orjson.dumps(model, option=orjson.OPT_NON_STR_KEYS)) for model in models],
-        }
-    )
+    info = call.engine.resolve(fields.string(body, "model"), Task.EMBED_ALL)
+    inputs = texts_or_ids(body, "inputs")
+    check_batch_size(len(inputs.values), info, "inputs")
+    encoding = requested_encoding(body, unit_length=False)
+    results = await run(call, info, inputs.items(fields.text_item(body, info, Task.EMBED_ALL)), inputs.path)
+    return Answer([encoding(result.output) for result in results], info, results, encoding.compressible)
 
 
-def compute_headers(call: Call, model: ModelInfo, results: Sequence[Result]) -> Headers:
-    """TEI's response headers: what was computed, and whole milliseconds per stage (mean over the inputs)."""
-    total = b"%d" % (call.state.elapsed_seconds() * _MILLISECONDS)
-    headers: Headers = [
-        (b"x-compute-type", b"gpu" if model.device.startswith("cuda") else b"cpu"),
-        (b"x-compute-time", total),
-        (b"x-compute-characters", b"%d" % sum(result.usage.characters for result in results)),
-        (b"x-compute-tokens", b"%d" % sum(result.usage.tokens for result in results)),
-        (b"x-total-time", total),
-        *truncation_header(truncated_count(results)),
-    ]
-    timing = call.state.timing
-    if timing is not None:
-        headers += [
-            (b"x-tokenization-time", b"%d" % (timing.tokenize_seconds * _MILLISECONDS)),
-            (b"x-queue-time", b"%d" % (timing.queue_seconds * _MILLISECONDS)),
-            (b"x-inference-time", b"%d" % (timing.inference_seconds * _MILLISECONDS)),
-        ]
-    return headers
+async def embed_sparse(call: Call, body: Body) -> Answer:
+    """A list with one sparse vector per input: pairs of vocabulary id and weight, ascending ids.
+
+    Raises:
+        InfinityError: As ``embed``.
+    """
+    info = call.engine.resolve(fields.string(body, "model"), Task.EMBED_SPARSE)
+    inputs = texts_or_ids(body, "inputs")
+    check_batch_size(len(inputs.values), info, "inputs")
+    form = fields.choice(body, "encoding_format", _SPARSE_FORMATS, _as_pairs)
+    results = await run(call, info, inputs.items(fields.text_item(body, info, Task.EMBED_SPARSE)), inputs.path)
+    return Answer([form(result.output) for result in results], info, results, form is _as_pairs)
 
 
-def _model_type(model: ModelInfo) -> dict[str, Any]:
-    """TEI's tagged union: embedding with its pooling, or reranker / classifier with its labels."""
-    if Task.EMBED in model.tasks or Task.EMBED_ALL in model.tasks:
-        pooling = model.pooling or ""
-        return {"embedding": {"pooling": _POOLING_NAMES.get(pooling, pooling)}}
-    if Task.EMBED_SPARSE in model.tasks:
-        return {"embedding": {"pooling": "splade"}}
-    labels = {str(index): label for index, label in (model.id2label or {}).items()}
-    kind = "reranker" if Task.RERANK in model.tasks else "classifier"
-    return {kind: {"id2label": labels, "label2id": {label: int(index) for index, label in labels.items()}}}
+async def similarity(call: Call, body: Body) -> Answer:
+    """The cosine of one sentence with each of several, in their order.
+
+    Raises:
+        InfinityError: As ``embed``; a late-interaction model has no single vectors to compare.
+    """
+    info = call.engine.resolve(fields.string(body, "model"), Task.EMBED)
+    if type(body.get("inputs")) is not dict:
+        fields.refuse("inputs", body.get("inputs"), "an object with source_sentence and sentences")
+    with inside("inputs"):
+        source = required_text(body["inputs"], "source_sentence")
+        sentences = texts(body["inputs"], "sentences")
+        if sentences.single:
+            fields.refuse("sentences", body["inputs"]["sentences"], "an array of strings")
+        check_batch_size(len(sentences.values) + 1, info, "sentences")
+    parameters = fields.nested(body, "parameters")
+    with inside("parameters"):
+        template = fields.text_item(parameters, info, Task.EMBED)
+    template.normalize = True
+    items = sentences._replace(values=[source, *sentences.values]).items(template)
+    results = await run(call, info, items, _similarity_path)
+    vectors = np.stack([result.output for result in results])
+    return Answer(np.clip(vectors[1:] @ vectors[0], -1.0, 1.0), info, results)
 
 
-_MODEL_TYPE_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "minProperties": 1,
-    "maxProperties": 1,
-    "properties": {
-        "embedding": {"type": "object", "properties": {"pooling": {"type": "string"}}},
-        "reranker": {"type": "object"},
-        "classifier": {"type": "object"},
-    },
-}
+def _similarity_path(index: int) -> str:
+    return "inputs.source_sentence" if index == 0 else f"inputs.sentences[{index - 1}]"
+
+
+def _as_pairs(row: SparseRow) -> list[dict[str, Any]]:
+    return [{"index": index, "value": value} for index, value in zip(row.indices.tolist(), row.values, strict=True)]
+
+
+def _as_tensors(row: SparseRow) -> dict[str, Any]:
+    return {"indices": as_tensor(row.indices), "values": as_tensor(row.values)}
+
+
+_SPARSE_FORMATS = {"float": _as_pairs, "tensor": _as_tensors}
+
+_COMMON = {"model": MODEL, **TRUNCATION, **PROMPTS}
+_PAIRS = array(record({"index": {"type": "integer"}, "value": NUMBER}))
 
 SCHEMAS: dict[str, dict[str, Any]] = {
-    "EmbedRequest": {
-        "type": "object",
-        "required": ["inputs"],
-        "properties": {
-            "inputs": {"$ref": "#/components/schemas/Input"},
-            "model": {"type": ["string", "null"], "description": "A served name; null if only one model can answer."},
-            "truncate": {"type": ["boolean", "null"], "description": "Cut long inputs; null: as the server is set."},
-            "truncation_direction": {
-                "type": ["string", "null"],
-                "enum": [*DIRECTIONS, None],
-                "default": "right",
-                "description": "The side that is cut off.",
-            },
-            "prompt_name": {"type": ["string", "null"], "description": "A key of the checkpoint's prompts."},
-            "normalize": {"type": ["boolean", "null"], "default": True, "description": "Scale to unit length."},
-            "dimensions": {"type": ["integer", "null"], "minimum": 1, "description": "Keep the first n values."},
+    "EmbedRequest": record(
+        {"inputs": ref("Input")},
+        {
+            "normalize": nullable("boolean", "Scale to unit length.", default=True),
+            "dimensions": DIMENSIONS,
+            **_COMMON,
+            **ENCODINGS,
         },
-    },
-    "EmbedResponse": {"type": "array", "items": {"type": "array", "items": {"type": "number"}}},
-    "Info": {
-        "type": "object",
-        "required": ["model_id", "model_dtype", "served_model_name", "model_type", "models"],
-        "properties": {
-            "model_id": {"type": "string"},
-            "model_sha": {"type": ["string", "null"]},
-            "model_dtype": {"type": "string"},
-            "served_model_name": {"type": "string"},
-            "model_type": _MODEL_TYPE_SCHEMA,
-            "max_concurrent_requests": {"type": "integer"},
-            "max_input_length": {"type": "integer"},
-            "max_batch_tokens": {"type": "integer"},
-            "max_batch_requests": {"type": ["integer", "null"]},
-            "max_client_batch_size": {"type": "integer"},
-            "auto_truncate": {"type": "boolean"},
-            "tokenization_workers": {"type": "integer"},
-            "version": {"type": "string"},
-            "sha": {"type": ["string", "null"]},
-            "docker_label": {"type": ["string", "null"]},
-            "models": {"type": "array", "items": {"type": "object"}, "description": "All facts of each model."},
+    ),
+    "EmbedResponse": array(ref("Vector")),
+    "EmbedAllRequest": record({"inputs": ref("Input")}, {**_COMMON, **ENCODINGS}),
+    "EmbedAllResponse": array(ref("Matrix")),
+    "EmbedSparseRequest": record(
+        {"inputs": ref("Input")},
+        {**_COMMON, "encoding_format": one_of(_SPARSE_FORMATS, "Pairs, or two packed tensors.", default="float")},
+    ),
+    "EmbedSparseResponse": array(
+        {"anyOf": [_PAIRS, record({"indices": ref("Tensor"), "values": ref("Tensor")})]},
+    ),
+    "SimilarityRequest": record(
+        {"inputs": record({"source_sentence": TEXT, "sentences": array(TEXT, minItems=1)})},
+        {
+            "model": MODEL,
+            "parameters": record({}, {**TRUNCATION, **PROMPTS}) | {"type": ["object", "null"]},
         },
-    },
+    ),
+    "SimilarityResponse": array(NUMBER),
 }

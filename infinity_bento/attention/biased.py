@@ -59,7 +59,11 @@ def run(
     for block in blocks(packed, heads):
         q, k, v = (sequences(x, block) for x in (query_NTH, key_NTH, value_NTH))
         q = q[:, :, block.first_row : block.last_row]
-        context = F.scaled_dot_product_attention(q, k, v, attn_mask=bias(block), scale=scale)
+        mask = bias(block)
+        keys = packed.key_mask(block.group)
+        if keys is not None:
+            mask = torch.where(keys[block.first : block.last], mask, float("-inf"))
+        context = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
         rows = out[token_range(block)].view(block.last - block.first, block.group.length, heads, size)
         rows[:, block.first_row : block.last_row] = context.transpose(1, 2)
     return out.flatten(1)

@@ -36,11 +36,9 @@ def run(query: Tensor, key: Tensor, value: Tensor, packed: PackedBatch, spec: At
     heads, tokens = query.shape[1], query.shape[2]
     repeats = heads // key.shape[1]
     out = query.new_empty((tokens, heads, value.shape[-1]))
-    first = 0  # sequence
     for group in packed.groups:
         q, k, v = (split(x[0, :, group.start : group.end], group).transpose(0, 1) for x in (query, key, value))
-        mask, causal = allowed(first, group, packed, spec)
-        first += group.size
+        mask, causal = allowed(group, packed, spec)
         if spec.softcap is not None:
             context = softcapped(q, k, v, mask, causal, repeats, spec)
         else:
@@ -56,14 +54,14 @@ def split(tokens: Tensor, group: LengthGroup) -> Tensor:
     return tokens.view(tokens.shape[0], group.size, group.length, tokens.shape[-1])
 
 
-def allowed(first: int, group: LengthGroup, packed: PackedBatch, spec: AttentionSpec) -> tuple[Tensor | None, bool]:
+def allowed(group: LengthGroup, packed: PackedBatch, spec: AttentionSpec) -> tuple[Tensor | None, bool]:
     """A group's mask (True where attention is allowed), and whether it is causal besides.
 
     The mask is broadcastable to ``[n, N, L, L]``; None where neither a window nor unattended tokens ask for one.
     """
     mask = window_mask(group.length, packed, spec)
     causal = spec.causal and mask is None and group.length > 1
-    keys = packed.key_mask(first, group)
+    keys = packed.key_mask(group)
     if keys is None:
         return mask, causal
     if causal:

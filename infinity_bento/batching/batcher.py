@@ -1,17 +1,28 @@
 """The queue of one model: first in, first out, bounded in tokens, taken in batches under a token budget.
 
-Tokenizer workers put, device lanes take. There is no linger: a lane that is free takes what waits, so a lone request
-runs at once and a busy device finds full batches.
+Tokenizer workers put, device lanes take. A lane that is free takes what waits, so a lone request runs at once and a
+busy device finds full batches. Only where other lanes are computing anyway may a taker have a moment's patience, so
+that the answers of one batch do not come back as many small ones.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from infinity_bento.batching.ticket import Entry
 from infinity_bento.errors import Overloaded
+
+
+class Patience(NamedTuple):
+    """How a taker waits for a fuller batch: up to ``seconds`` until ``tokens`` wait, while ``worthwhile()``."""
+
+    seconds: float
+    tokens: int
+    worthwhile: Callable[[], bool]
 
 
 class Batcher:
@@ -67,12 +78,15 @@ class Batcher:
             # One waiting lane is enough: it wakes the next one if it leaves something behind.
             self._changed.notify()
 
-    def take(self, limit: int | None = None, *, block: bool = True) -> list[Entry] | None:
+    def take(
+        self, limit: int | None = None, *, block: bool = True, patience: Patience | None = None
+    ) -> list[Entry] | None:
         """The next batch.
 
         Args:
             limit: Stop at this many tokens, below the token budget; a longer entry still comes alone.
             block: Wait for an entry; otherwise return an empty list when nothing waits.
+            patience: When, how long and for how much to wait beyond the first entry; None: not at all.
 
         Returns:
             At least one entry in order of arrival, an empty list (only without ``block``), or None once closed.
@@ -81,6 +95,8 @@ class Batcher:
         batch: list[Entry] = []
         with self._changed:
             while True:
+                if patience is not None:
+                    self._wait_for_more(patience)
                 dropped = self._fill(batch, budget)
                 if dropped:
                     self._on_dropped(dropped)
@@ -90,6 +106,15 @@ class Batcher:
             if self._entries:
                 self._changed.notify()
         return None if self._closed and not batch else batch
+
+    def _wait_for_more(self, patience: Patience) -> None:
+        """While something waits, but little, and others are computing: give it a moment to become more."""
+        deadline = time.perf_counter() + patience.seconds
+        while 0 < self._tokens < patience.tokens and not self._closed and patience.worthwhile():
+            left = deadline - time.perf_counter()
+            if left <= 0:
+                return
+            self._changed.wait(left)
 
     def _fill(self, batch: list[Entry], budget: int) -> int:
         """Move entries from the front into ``batch``; returns how many were skipped as abandoned."""

@@ -88,27 +88,25 @@ class PackedBatch:
             self.cache["sequence_ids"] = cached
         return cached
 
-    def key_mask(self, first: int, group: LengthGroup) -> Tensor | None:
-        """Which tokens of a group's sequences may be attended to.
-
-        Args:
-            first: Packed index of the group's first sequence.
-            group: One of ``groups``.
+    def key_mask(self, group: LengthGroup) -> Tensor | None:
+        """Which tokens of the sequences of one of ``groups`` may be attended to.
 
         Returns:
             ``[size, 1, 1, length]`` bool; None where that is all of them.
         """
         if self.key_lengths is None:
             return None
-        lengths = self.key_lengths[first : first + group.size]
-        if min(lengths) == group.length:
-            return None
-        mask = self.cache.get(("keys", first))
-        if mask is None:
-            counts = torch.tensor(lengths, device=self.device)
-            mask = torch.arange(group.length, device=self.device) < counts[:, None, None, None]
-            self.cache["keys", first] = mask
-        return mask
+        key = ("keys", group.start)
+        if key not in self.cache:
+            first = sum(before.size for before in self.groups if before.start < group.start)
+            counts = self.key_lengths[first : first + group.size]
+            mask = None
+            if min(counts) < group.length:
+                columns = torch.arange(group.length, device=self.device)
+                mask = columns < torch.tensor(counts, device=self.device)[:, None, None, None]
+            self.cache[key] = mask
+        masks: Tensor | None = self.cache[key]
+        return masks
 
     def without_static(self) -> PackedBatch:
         """The part of the batch for which a model runs, as views; itself where that is all of it."""

@@ -209,11 +209,11 @@ TABLE: tuple[Family, ...] = (
         "Jina Embeddings v3",
         takes_token_types=True,
         task_adapters=True,
-        heads=ROPE_ENCODER_HEADS,
+        heads=Heads(classifier="roberta", masked_lm=ROPE_ENCODER_HEADS.masked_lm, token_classifier=True),
         notes="task adapters",
     ),
     encoder("eurobert", "EuroBERT", heads=Heads(classifier="eurobert", masked_lm="linear", token_classifier=True)),
-    encoder("ultrabert", "UltraBERT", since="5.24"),
+    encoder("ultrabert", "UltraBERT", since="5.24", heads=Heads(classifier="ultrabert", token_classifier=True)),
     decoder("llama", "Llama"),
     decoder("mistral", "Mistral"),
     decoder("ministral", "Ministral"),
@@ -239,6 +239,11 @@ TABLE: tuple[Family, ...] = (
         attention_layers=full_attention_layers,
         notes="gated DeltaNet layers between the attention layers",
     ),
+)
+
+# Models that are a table of token vectors, without a transformer.
+STATIC = Family(
+    "static_embedding", "Static embeddings", default_pooling=Pooling.MEAN, poolings=frozenset({Pooling.MEAN})
 )
 
 BY_MODEL_TYPE: Mapping[str, Family] = {family.model_type: family for family in TABLE}

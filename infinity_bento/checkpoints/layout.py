@@ -42,7 +42,7 @@ _KINDS: dict[str, Kind] = {
     "ColBERT": "MultiVectorEncoder",
 }
 _CROSS_ENCODER_KEYS = ("sbert_ce_default_activation_function", "sentence_transformers")
-_SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan", "MaxSim", "maxsim")
+_SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan", "MaxSim", "maxsim", "meanmaxsim")
 # Tokenizers without a limit say 10^30.
 _UNLIMITED = 10_000_000
 

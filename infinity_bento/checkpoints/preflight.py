@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from infinity_bento.checkpoints.families import Family, family_of, length_limit, refuse_generative
+from infinity_bento.checkpoints.families import STATIC, Family, family_of, length_limit, refuse_generative
+from infinity_bento.checkpoints.late_interaction import is_late_interaction, read_late_interaction
 from infinity_bento.checkpoints.layout import Layout, max_input_length, read_layout
+from infinity_bento.checkpoints.purpose import HeadKind, Purpose, purpose_of
 from infinity_bento.checkpoints.resolve import ResolvedModel, resolve
 from infinity_bento.errors import ConfigError
 from infinity_bento.settings import ModelSettings, Settings
@@ -22,6 +24,7 @@ class ModelPlan:
     found: ResolvedModel
     layout: Layout
     family: Family
+    purpose: Purpose
     max_input_length: int  # tokens
     default_prompt: str | None
     notes: tuple[str, ...]
@@ -52,13 +55,21 @@ def read_plan(settings: ModelSettings, found: ResolvedModel) -> ModelPlan:
     """Read the layout of a folder and check the options against it. Raises as ``plan_model``."""
     layout = read_layout(found.path, dense_path=settings.dense_path)
     config_file = layout.transformer_path / "config.json"
-    family = family_of(layout.config, config_file)
-    refuse_generative(
-        layout.config, config_file, has_modules=layout.has_sentence_transformers, pooling=settings.pooling
-    )
+    family = STATIC if layout.transformer is None else family_of(layout.config, config_file)
+    purpose = purpose_of(layout, family, names=names_of(settings, layout), pooling=settings.pooling)
+    if purpose.kind is HeadKind.EMBEDDING:
+        refuse_generative(
+            layout.config, config_file, has_modules=layout.has_sentence_transformers, pooling=settings.pooling
+        )
     check_pooling(settings, layout, family)
     limit, notes = input_limit(settings, layout, family)
-    return ModelPlan(found, layout, family, limit, default_prompt(settings, layout), (*found.notes, *notes))
+    prompt = default_prompt(settings, layout)
+    return ModelPlan(found, layout, family, purpose, limit, prompt, (*found.notes, *notes))
+
+
+def names_of(settings: ModelSettings, layout: Layout) -> str:
+    """All that the checkpoint is called: by the user, by its folder, by its config."""
+    return " ".join((settings.model_id, layout.path.name, str(layout.config.get("_name_or_path") or "")))
 
 
 def check_pooling(settings: ModelSettings, layout: Layout, family: Family) -> None:
@@ -68,6 +79,18 @@ def check_pooling(settings: ModelSettings, layout: Layout, family: Family) -> No
             f"pooling {settings.pooling.value} is not possible for {layout.model_type}, which allows "
             f"{', '.join(sorted(mode.value for mode in family.poolings))}"
         )
+
+
+def own_limit(layout: Layout, family: Family) -> int | None:
+    """Tokens of one input by the checkpoint's files; None where they set no limit."""
+    if layout.transformer is None:
+        return None
+    own = max_input_length(layout, family.position_offset(layout.config))
+    if not is_late_interaction(layout):
+        return own
+    # The limit of documents replaces that of the tokenizer, but not that of the positions.
+    limits = (read_late_interaction(layout).document_length or own, length_limit(family, layout.config))
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def input_limit(settings: ModelSettings, layout: Layout, family: Family) -> tuple[int, list[str]]:
@@ -80,7 +103,7 @@ def input_limit(settings: ModelSettings, layout: Layout, family: Family) -> tupl
         ConfigError: If an explicit limit exceeds the token budget, or the checkpoint's does and nothing may be cut.
     """
     notes: list[str] = []
-    own = max_input_length(layout, family.position_offset(layout.config))
+    own = own_limit(layout, family)
     hard = length_limit(family, layout.config)
     budget = settings.max_batch_tokens
     wanted = settings.max_sequence_length

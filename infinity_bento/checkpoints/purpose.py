@@ -14,7 +14,9 @@ from pathlib import Path
 
 from infinity_bento.checkpoints.families import Family, Heads
 from infinity_bento.checkpoints.json_files import JsonObject
+from infinity_bento.checkpoints.late_interaction import is_late_interaction, read_late_interaction
 from infinity_bento.checkpoints.layout import Layout
+from infinity_bento.checkpoints.learned_sparse import read_learned_sparse
 from infinity_bento.checkpoints.remote_layouts import BIDIRECTIONAL_ALIASES
 from infinity_bento.checkpoints.st_modules import LogitScoreSpec, PoolingSpec
 from infinity_bento.core import Pooling, Task
@@ -27,6 +29,9 @@ class HeadKind(enum.StrEnum):
     EMBEDDING = "embedding"
     CLASSIFIER = "classifier"  # scores of a text or a pair
     TOKEN_CLASSIFIER = "token classifier"
+    LATE_INTERACTION = "late interaction"  # a matrix of token vectors, compared by MaxSim
+    SPARSE = "learned sparse"  # one weight per vocabulary id
+    STATIC = "static embedding"  # a table of token vectors, without a transformer
     YES_NO = "yes/no reranker"  # a language model whose next token is the verdict
 
 
@@ -56,10 +61,10 @@ class Purpose:
     reason: str  # the file and key that decided
     id2label: dict[int, str] | None = None
     activation: Activation = Activation.IDENTITY
-    shape: str | None = None  # CLASSIFIER: ``families.Heads.classifier``
+    shape: str | None = None  # CLASSIFIER, TOKEN_CLASSIFIER: ``families.Heads.classifier``
     contrast: tuple[int, int] | None = None  # CLASSIFIER: RERANK scores are the first label's logit minus the second's
     verdict: Verdict | None = None  # YES_NO
-    template: str | None = None  # how a pair becomes one text: a name of ``inputs.templates``; None: the tokenizer's way
+    template: str | None = None  # how a pair becomes one text: a name of ``inputs.templates``; None: as a pair
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,17 +78,11 @@ class PublishedReranker:
 
 
 PUBLISHED = (
-    PublishedReranker(re.compile(r"qwen3.{0,5}reranker"), ("qwen3",), "qwen3-reranker", Verdict("yes", "no")),
-    PublishedReranker(
-        re.compile(r"mxbai.{0,3}rerank.*v2"), ("qwen2",), "mxbai-rerank-v2", Verdict("1", "0")
-    ),
-    PublishedReranker(re.compile(r"bge.{0,3}reranker.{0,3}v2.{0,3}gemma"), ("gemma",), "bge-reranker-v2-gemma", Verdict("Yes")),
+    PublishedReranker(re.compile("qwen3.{0,5}reranker"), ("qwen3",), "qwen3-reranker", Verdict("yes", "no")),
+    PublishedReranker(re.compile("mxbai.{0,3}rerank.*v2"), ("qwen2",), "mxbai-rerank-v2", Verdict("1", "0")),
+    PublishedReranker(re.compile("bge.reranker.v2.gemma"), ("gemma",), "bge-reranker-v2-gemma", Verdict("Yes")),
 )
-# Heads that transformers has and the row of the family does not name.
-MORE_HEADS: Mapping[str, Heads] = {
-    "jina_embeddings_v3": Heads(classifier="roberta", token_classifier=True),
-    "ultrabert": Heads(classifier="ultrabert", token_classifier=True),
-}
+EMBEDDING_TASKS = (Task.EMBED, Task.EMBED_ALL)
 CHAT = "chat"  # the template is the tokenizer's chat template, with the roles query and document
 LANGUAGE_MODEL = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 ROLES = tuple(re.compile(rf"""(['"]){role}\1""") for role in ("query", "document"))
@@ -111,7 +110,7 @@ class Facts:
     @property
     def heads(self) -> Heads:
         """The heads of the family."""
-        return MORE_HEADS.get(self.family.model_type, self.family.heads)
+        return self.family.heads
 
     @property
     def published(self) -> PublishedReranker | None:
@@ -138,7 +137,40 @@ def purpose_of(layout: Layout, family: Family, *, names: str, pooling: Pooling |
         purpose = rule(facts, pooling)
         if purpose is not None:
             return purpose
-    return Purpose(HeadKind.EMBEDDING, (Task.EMBED,), f"{facts.config.file} names no other head")
+    return Purpose(HeadKind.EMBEDDING, EMBEDDING_TASKS, f"{facts.config.file} names no other head")
+
+
+def _late_interaction(facts: Facts, pooling: Pooling | None) -> Purpose | None:
+    layout = facts.layout
+    if not is_late_interaction(layout):
+        return None
+    _refuse_pooling("a late-interaction model", pooling)
+    stanford = read_late_interaction(layout).stanford
+    reason = f"{facts.config.file}: architecture HF_ColBERT" if stanford else f"{layout.path / 'modules.json'}"
+    return Purpose(HeadKind.LATE_INTERACTION, (Task.EMBED_ALL,), reason)
+
+
+def _sparse(facts: Facts, pooling: Pooling | None) -> Purpose | None:
+    if facts.layout.kind != "SparseEncoder" and pooling is not Pooling.SPLADE:
+        return None
+    if pooling is not Pooling.SPLADE:
+        _refuse_pooling("a sparse model", pooling)
+        read_learned_sparse(facts.layout)
+        reason = f"{facts.layout.path / 'modules.json'} describes a sparse model"
+    elif facts.architecture("ForMaskedLM") is None:
+        raise ConfigError(
+            f"pooling splade needs a masked language model, but {facts.config.file} names architecture "
+            f"{', '.join(facts.layout.architectures) or 'none'}: use a checkpoint that ends in ForMaskedLM"
+        )
+    else:
+        reason = "the option pooling"
+    return Purpose(HeadKind.SPARSE, (Task.EMBED_SPARSE,), reason)
+
+
+def _static(facts: Facts, pooling: Pooling | None) -> Purpose | None:
+    if facts.layout.transformer is not None:
+        return None
+    return Purpose(HeadKind.STATIC, (Task.EMBED,), f"{facts.layout.path / 'modules.json'} starts with StaticEmbedding")
 
 
 def _pooled(facts: Facts, pooling: Pooling | None) -> Purpose | None:
@@ -146,7 +178,9 @@ def _pooled(facts: Facts, pooling: Pooling | None) -> Purpose | None:
     layout = facts.layout
     embedder = layout.kind not in (None, "CrossEncoder") and facts.architecture("Classification") is None
     if any(isinstance(spec, PoolingSpec) for spec in layout.modules) or embedder:
-        return Purpose(HeadKind.EMBEDDING, (Task.EMBED,), f"{layout.path / 'modules.json'} describes an embedding model")
+        return Purpose(
+            HeadKind.EMBEDDING, EMBEDDING_TASKS, f"{layout.path / 'modules.json'} describes an embedding model"
+        )
     return None
 
 
@@ -155,7 +189,10 @@ def _yes_no(facts: Facts, pooling: Pooling | None) -> Purpose | None:
     layout = facts.layout
     spec = next((spec for spec in layout.modules if isinstance(spec, LogitScoreSpec)), None)
     if spec is not None:
-        verdict, reason = Verdict(spec.true_token_id, spec.false_token_id), f"{layout.path / 'modules.json'}: LogitScore"
+        verdict, reason = (
+            Verdict(spec.true_token_id, spec.false_token_id),
+            f"{layout.path / 'modules.json'}: LogitScore",
+        )
     elif facts.architecture(*LANGUAGE_MODEL) is None or pooling is not None:
         return None
     elif facts.published is not None and facts.published.verdict is not None:
@@ -180,10 +217,12 @@ def _token_classifier(facts: Facts, pooling: Pooling | None) -> Purpose | None:
     if architecture is None:
         return None
     _refuse_pooling(architecture, pooling)
-    if not facts.heads.token_classifier:
+    heads = facts.heads
+    if not heads.token_classifier:
         raise _no_head(facts, architecture)
     reason = f"{facts.config.file}: architecture {architecture}"
-    return Purpose(HeadKind.TOKEN_CLASSIFIER, (Task.CLASSIFY_TOKENS,), reason, id2label=_labels(facts))
+    tasks = (Task.CLASSIFY_TOKENS,)
+    return Purpose(HeadKind.TOKEN_CLASSIFIER, tasks, reason, id2label=_labels(facts), shape=heads.classifier)
 
 
 def _classifier(facts: Facts, pooling: Pooling | None) -> Purpose | None:
@@ -218,13 +257,23 @@ def _unknown_head(facts: Facts, pooling: Pooling | None) -> Purpose | None:
 
 
 Rule = Callable[[Facts, Pooling | None], Purpose | None]
-RULES: tuple[Rule, ...] = (_pooled, _yes_no, _token_classifier, _classifier, _unknown_head)
+RULES: tuple[Rule, ...] = (
+    _late_interaction,
+    _sparse,
+    _static,
+    _pooled,
+    _yes_no,
+    _token_classifier,
+    _classifier,
+    _unknown_head,
+)
 
 
 def _refuse_pooling(architecture: str, pooling: Pooling | None) -> None:
     if pooling is not None:
         raise ConfigError(
-            f"pooling {pooling.value} cannot be used with {architecture}, whose head decides what it reads: leave it out"
+            f"pooling {pooling.value} cannot be used with {architecture}, whose head decides what it reads: leave it "
+            "out"
         )
 
 

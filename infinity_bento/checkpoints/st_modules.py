@@ -266,7 +266,7 @@ def _pooling_modes(config: JsonObject) -> tuple[Pooling, ...]:
         # No flag at all is the default of sentence-transformers.
         return tuple(mode for key, mode in _LEGACY_POOLING.items() if key in flags) or (Pooling.MEAN,)
     listed = [names] if isinstance(names, str) else names
-    known = [mode.value for mode in Pooling]
+    known = [mode.value for mode in Pooling if mode is not Pooling.SPLADE]
     if not isinstance(listed, list) or not listed or any(name not in known for name in listed):
         raise config.wrong("pooling_mode", f"one of {', '.join(known)}, or a list of them")
     return tuple(Pooling(name) for name in listed)

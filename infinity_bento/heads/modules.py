@@ -8,7 +8,6 @@ Shape suffixes: T packed tokens, B rows, D width.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -21,9 +20,8 @@ from infinity_bento.checkpoints.st_modules import (
     NormalizeSpec,
     StaticEmbeddingSpec,
 )
-from infinity_bento.checkpoints.tensor_files import read_tensors, refuse_non_finite
 from infinity_bento.checkpoints.weights import load_module
-from infinity_bento.errors import LoadError, WeightMismatch
+from infinity_bento.errors import LoadError
 
 
 class Dense(nn.Module):
@@ -65,56 +63,6 @@ class Normalize(nn.Module):
         return F.normalize(rows, p=2.0, dim=-1, eps=1e-12)
 
 
-class StaticEmbedding(nn.Module):
-    """The mean of the token vectors of each text: no transformer, no special tokens, no length limit.
-
-    Args:
-        weight_VD: One vector per token id, ``[V, D]``, any float dtype.
-    """
-
-    def __init__(self, weight_VD: Tensor) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(weight_VD.float(), requires_grad=False)
-
-    @classmethod
-    def load(cls, folder: Path, device: torch.device | str = "cpu") -> StaticEmbedding:
-        """The model in a folder, in the layout of sentence-transformers or model2vec.
-
-        Raises:
-            LoadError: Weights are missing or corrupt.
-            WeightMismatch: There is no matrix of token vectors, or it holds NaN or Inf.
-        """
-        read = read_tensors(folder, device=device)
-        refuse_non_finite(read)
-        tensors = read.tensors
-        weight = tensors.get("embedding.weight")
-        if weight is None:
-            weight = _fold(tensors.get("embeddings"), tensors.get("mapping"), tensors.get("weights"))
-        if weight is None or weight.ndim != 2:
-            raise WeightMismatch(
-                f"{read.files[0]}: there is no tensor 'embedding.weight' or 'embeddings' of two dimensions; a "
-                "StaticEmbedding module needs one."
-            )
-        return cls(weight)
-
-    @property
-    def dimension(self) -> int:
-        """Width of a vector."""
-        return self.weight.shape[1]
-
-    def forward(self, input_ids: Tensor, cu_seqlens: Tensor) -> Tensor:
-        """The mean vector of each sequence.
-
-        Args:
-            input_ids: ``[T]``, token ids of all sequences.
-            cu_seqlens: Boundaries, ``[B + 1]``.
-
-        Returns:
-            ``[B, D]`` float32; zero for a sequence without tokens.
-        """
-        return F.embedding_bag(input_ids.long(), self.weight, cu_seqlens[:-1].long(), mode="mean")
-
-
 def build_modules(specs: Sequence[ModuleSpec], device: torch.device | str = "cpu") -> list[nn.Module]:
     """The modules after pooling, ready to run in order on ``[B, D]`` float32 rows.
 
@@ -152,14 +100,3 @@ def _on_rows(spec: DenseSpec | NormalizeSpec, name: str) -> None:
                 f"{where}: {key!r} of {name} is {value!r}, but the module follows pooling; only 'sentence_embedding' "
                 "can be used there."
             )
-
-
-def _fold(embeddings: Tensor | None, mapping: Tensor | None, weights: Tensor | None) -> Tensor | None:
-    """model2vec stores one vector per group of tokens, and a weight per token."""
-    if embeddings is None:
-        return None
-    if mapping is not None:
-        embeddings = embeddings[mapping.long()]
-    if weights is not None:
-        embeddings = embeddings.float() * weights.float()[:, None]
-    return embeddings.contiguous()

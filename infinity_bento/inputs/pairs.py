@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from infinity_bento.core import Item, Task, TruncationDirection
-from infinity_bento.errors import EmptyInput, InvalidInput
+from infinity_bento.errors import EmptyInput, InputTooLong, InvalidInput
 
 
 def pair_of(item: Item) -> tuple[str, str] | None:
@@ -70,12 +70,21 @@ def kept_tokens(sides: Sequence[int | None], limit: int, direction: TruncationDi
         sides: For each token 0 or 1, the text it is from, or None for a special token.
         limit: Tokens that may remain.
         direction: The end of each text that is cut off.
+
+    Raises:
+        InputTooLong: If the special tokens alone are more than ``limit``.
     """
     places: tuple[list[int], list[int]] = ([], [])
-    special = []
+    special: list[int] = []
     for index, side in enumerate(sides):
         (special if side is None else places[side]).append(index)
-    kept = special
-    for place, count in zip(places, longest_first(*map(len, places), limit - len(special)), strict=True):
+    if len(special) > limit:
+        raise InputTooLong(
+            f"the limit of {limit} tokens leaves no room for a pair, which takes {len(special)} special tokens: raise "
+            "max-sequence-length"
+        )
+    kept = list(special)
+    counts = longest_first(len(places[0]), len(places[1]), limit - len(special))
+    for place, count in zip(places, counts, strict=True):
         kept += place[:count] if direction == "right" else place[len(place) - count :]
     return sorted(kept)

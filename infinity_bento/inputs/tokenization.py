@@ -1,34 +1,18 @@
-"""From items to tokens: prompts, special tokens, truncation that is reported, and the workers that do it.
-
-``TextTokenizer`` is one checkpoint's tokenizer; ``TokenizerPool`` runs it in threads (the tokenizers library lets go of
-the GIL), so the event loop stays responsive however long a text is.
-"""
+"""From items to tokens: prompts, special tokens, and truncation that is reported. Called by the workers of ``pool``."""
 
 from __future__ import annotations
 
-import queue
-import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from infinity_bento.core import Encoded, InputType, Item, TruncationDirection
+from infinity_bento.core import Encoded, InputType, Item, TokenSpans, TruncationDirection
 from infinity_bento.errors import EmptyInput, InfinityError, InputTooLong, InvalidInput, LoadError
-
-# Texts of one encode_batch call: enough to amortise the call, few enough that no request waits for a long one.
-MAX_TEXTS_PER_CALL = 64
-# Where a tokenizer's vocabulary can be; the others are converted to the first by transformers.
-VOCABULARY_FILES = (
-    "tokenizer.json",
-    "vocab.txt",
-    "vocab.json",
-    "sentencepiece.bpe.model",
-    "spiece.model",
-    "spm.model",
-    "tokenizer.model",
-)
+from infinity_bento.inputs.pairs import kept_tokens, pair_of, refuse_prompt
+from infinity_bento.inputs.spans import SpanReader
+from infinity_bento.inputs.templates import PUBLISHED, PairTemplate, PairWriter, Written, from_chat_template
+from infinity_bento.inputs.tokenizer_files import load_tokenizer_files, tokenizer_options
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +26,24 @@ class TextRules:
     default_prompt: str | None = None
     lower_case: bool = False  # sentence-transformers' do_lower_case: the text is lowered before the tokenizer sees it
     report_prompt_length: bool = False  # pooling leaves the prompt out, so its length must be known
+    template: str | None = None  # how pairs are written: a name of ``templates.PUBLISHED``, "chat", or None: as pairs
+    template_arguments: Mapping[str, Any] = field(default_factory=dict)  # of a chat template
+
+
+@dataclass(slots=True)
+class _Texts:
+    """What one call encodes: texts and pairs for the tokenizer's own way, and pairs written by a template."""
+
+    sources: list[str | tuple[str, str]] = field(default_factory=list)
+    prompts: list[str] = field(default_factory=list)  # of each source
+    indices: list[int] = field(default_factory=list)  # the item of each source
+    written: dict[int, Written] = field(default_factory=dict)  # by item
+
+    def add(self, index: int, source: str | tuple[str, str], prompt: str) -> None:
+        """One more source."""
+        self.sources.append(source)
+        self.prompts.append(prompt)
+        self.indices.append(index)
 
 
 class TextTokenizer:
@@ -51,18 +53,34 @@ class TextTokenizer:
         backend: A ``tokenizers.Tokenizer``; its own truncation and padding are switched off.
         rules: Prompts and limits.
         special_ids: Ids of special tokens, for the length of a prompt.
+        unknown_id: Of the token for what is in no vocabulary.
+        template: How a pair becomes one text; None: the tokenizer's own way.
+        token_types: Whether the model is given token types; without, those of the tokenizer are dropped.
 
     Raises:
         LoadError: If the length limit leaves no room for text between the special tokens.
     """
 
-    def __init__(self, backend: Any, rules: TextRules, special_ids: frozenset[int] = frozenset()) -> None:
+    def __init__(
+        self,
+        backend: Any,
+        rules: TextRules,
+        special_ids: frozenset[int] = frozenset(),
+        *,
+        unknown_id: int | None = None,
+        template: PairTemplate | None = None,
+        token_types: bool = True,
+    ) -> None:
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
         self._special_ids = special_ids
+        self._token_types = token_types
         self.rules = rules
-        self._head, self._tail = _added_tokens(backend)
+        around = _added_tokens(backend)
+        self._head, self._tail = map(len, around)
+        self._spans = SpanReader(backend, special_ids, unknown_id)
+        self._writer = PairWriter(backend, template, around) if template is not None else None
         if rules.max_input_length <= self._head + self._tail:
             raise LoadError(
                 f"max-sequence-length {rules.max_input_length} leaves no room for text: the tokenizer adds "
@@ -81,30 +99,100 @@ class TextTokenizer:
         outside the vocabulary, ``InputTooLong`` where truncation is off.
         """
         outcomes: list[Encoded | InfinityError | None] = [None] * len(items)
-        texts: list[str] = []
-        prompts: list[str] = []
-        indices: list[int] = []
+        texts = _Texts()
         for index, item in enumerate(items):
             try:
-                if item.token_ids is not None:
-                    outcomes[index] = self._given(item, item.token_ids)
-                    continue
-                prompt = self._prompt(item)
-                text = prompt + self._text(item)
+                outcomes[index] = self._take(index, item, texts)
             except InfinityError as error:
                 outcomes[index] = error
-                continue
-            texts.append(text.lower() if self.rules.lower_case else text)
-            prompts.append(prompt)
-            indices.append(index)
-        if texts:
-            encodings = self._backend.encode_batch_fast(texts, add_special_tokens=True)
-            for index, prompt, encoding in zip(indices, prompts, encodings, strict=True):
+        if texts.sources:
+            encodings = self._backend.encode_batch_fast(texts.sources, add_special_tokens=True)
+            for index, prompt, encoding in zip(texts.indices, texts.prompts, encodings, strict=True):
                 try:
                     outcomes[index] = self._finish(items[index], prompt, encoding)
                 except InfinityError as error:
                     outcomes[index] = error
+        if texts.written:
+            self._encode_written(items, texts.written, outcomes)
         return [outcome for outcome in outcomes if outcome is not None]
+
+    def spans(self, items: Sequence[Item]) -> list[TokenSpans]:
+        """Where the tokens of items that ``encode`` took lie in their texts; for labels of tokens.
+
+        Offsets are not kept while an item waits for the device: they are computed here, for those that need them.
+        """
+        found: list[TokenSpans] = []
+        for item in items:
+            if item.token_ids is not None:
+                found.append(self._spans.of_ids(self._given(item, item.token_ids).input_ids))
+                continue
+            prompt = self._prompt(item)
+            encoding = self._backend.encode(self.prompted(item), add_special_tokens=True)
+            kept = self._kept(len(encoding.ids), item.truncation_direction)
+            found.append(self._spans.of_text(encoding, kept, item.text or "", prompt))
+        return found
+
+    @property
+    def backend(self) -> Any:
+        """The ``tokenizers.Tokenizer``; nobody changes it."""
+        return self._backend
+
+    def prompted(self, item: Item) -> str:
+        """The text of a single-text item as the tokenizer sees it: with its prompt, in the checkpoint's case.
+
+        Raises:
+            EmptyInput: If the text is empty.
+            InvalidInput: If the prompt is unknown.
+        """
+        return self._cased(self._prompt(item) + self._text(item))
+
+    def join(self, tokens: Sequence[str]) -> str:
+        """Tokens as text."""
+        return self._spans.join(tokens)
+
+    def token_id(self, word: str) -> int | None:
+        """The id of a word that is a single token; None if it is not."""
+        ids: list[int] = self._backend.encode(word, add_special_tokens=False).ids
+        return ids[0] if len(ids) == 1 else self._backend.token_to_id(word)
+
+    def _take(self, index: int, item: Item, texts: _Texts) -> Encoded | None:
+        """Note what of an item is to be encoded; token ids are there already."""
+        pair = pair_of(item)
+        if item.token_ids is not None:
+            return self._given(item, item.token_ids)
+        if pair is None:
+            prompt = self._prompt(item)
+            texts.add(index, self._cased(prompt + self._text(item)), prompt)
+            return None
+        query, document = self._cased(pair[0]), self._cased(pair[1])
+        if self._writer is None:
+            refuse_prompt(item)
+            texts.add(index, (query, document), "")
+        else:
+            instruction = self._instruction(item, self._writer.template)
+            texts.written[index] = self._writer.write(query, document, instruction)
+        return None
+
+    def _encode_written(
+        self, items: Sequence[Item], written: Mapping[int, Written], outcomes: list[Encoded | InfinityError | None]
+    ) -> None:
+        """Encode the pairs that a template wrote."""
+        assert self._writer is not None
+        for (index, pieces), ids in zip(written.items(), self._writer.encode(list(written.values())), strict=True):
+            item, total = items[index], len(ids)
+            try:
+                limit = self._limit(item, total)
+                if total > limit:
+                    ids = self._writer.cut(pieces, limit, item.truncation_direction)
+            except InfinityError as error:
+                outcomes[index] = error
+                continue
+            outcomes[index] = Encoded(
+                ids, truncated_from=total if total > limit else None, characters=_characters(item)
+            )
+
+    def _cased(self, text: str) -> str:
+        return text.lower() if self.rules.lower_case else text
 
     def _text(self, item: Item) -> str:
         if not item.text:
@@ -113,6 +201,8 @@ class TextTokenizer:
 
     def _prompt(self, item: Item) -> str:
         """The literal prefix of an item: its own, the one it names, the one of its side, or the default."""
+        if item.instruction is not None:
+            raise InvalidInput("instruction needs a pair of texts: for a single text use prompt", param="instruction")
         if item.prompt is not None:
             return item.prompt
         prompts = self.rules.prompts
@@ -128,7 +218,19 @@ class TextTokenizer:
             for name in names:
                 if name in prompts:
                     return prompts[name]
-        return self.rules.default_prompt or ""
+        # Of a model with a template the default is an instruction; its single texts are written out by the caller.
+        return "" if self._writer is not None else self.rules.default_prompt or ""
+
+    def _instruction(self, item: Item, template: PairTemplate) -> str | None:
+        """The instruction of a pair that a template writes: the item's, the one it names, or a default."""
+        asked = item.instruction
+        if asked is None and (item.prompt is not None or item.prompt_name is not None):
+            asked = self._prompt(item)
+        if template.instructed is None:
+            if asked is not None:
+                refuse_prompt(item)
+            return None
+        return asked or self.rules.default_prompt or template.default_instruction
 
     def _given(self, item: Item, ids: list[int]) -> Encoded:
         """Token ids are used as given: no prompt, no special tokens."""
@@ -146,20 +248,24 @@ class TextTokenizer:
         ids: list[int] = encoding.ids
         if not ids:
             raise EmptyInput("the input text has no tokens: send text that this model's tokenizer can read")
-        types: list[int] | None = encoding.type_ids
+        types: list[int] | None = encoding.type_ids if self._token_types else None
         if types is not None and not any(types):
             types = None
         total = len(ids)
         limit = self._limit(item, total)
         if total > limit:
-            ids = self._cut(ids, limit, item.truncation_direction)
-            types = None if types is None else self._cut(types, limit, item.truncation_direction)
+            if item.text_pair is None:
+                kept = self._kept(total, item.truncation_direction)
+            else:
+                kept = kept_tokens(encoding.sequence_ids, limit, item.truncation_direction)
+            ids = [ids[index] for index in kept]
+            types = None if types is None else [types[index] for index in kept]
         return Encoded(
             ids,
             token_type_ids=types,
             prompt_length=self._prompt_length(prompt) if self.rules.report_prompt_length else 0,
             truncated_from=total if total > limit else None,
-            characters=len(item.text or ""),
+            characters=_characters(item),
         )
 
     def _limit(self, item: Item, total: int) -> int:
@@ -172,12 +278,13 @@ class TextTokenizer:
             )
         return limit
 
-    def _cut(self, ids: list[int], limit: int, direction: TruncationDirection) -> list[int]:
-        """Keep the special tokens at both ends and as much text as fits, from the chosen end."""
-        room = limit - self._head - self._tail
-        body = ids[self._head : len(ids) - self._tail]
-        kept = body[:room] if direction == "right" else body[-room:]
-        return ids[: self._head] + kept + ids[len(ids) - self._tail :]
+    def _kept(self, total: int, direction: TruncationDirection) -> Sequence[int]:
+        """Indices that remain of a text's tokens: the special ones at both ends, and what fits from the chosen end."""
+        excess = total - self.rules.max_input_length
+        if excess <= 0:
+            return range(total)
+        first = self._head if direction == "left" else total - self._tail - excess
+        return [*range(first), *range(first + excess, total)]
 
     def _prompt_length(self, prompt: str) -> int:
         """Leading tokens of a prompt as sentence-transformers counts them: without a trailing special token."""
@@ -187,15 +294,19 @@ class TextTokenizer:
         return len(ids) - 1 if ids and ids[-1] in self._special_ids else len(ids)
 
 
-def _added_tokens(backend: Any) -> tuple[int, int]:
-    """How many special tokens the tokenizer puts before and after a single text."""
+def _added_tokens(backend: Any) -> tuple[list[int], list[int]]:
+    """The special tokens that the tokenizer puts before and after a single text."""
     probe = "a"
     bare = backend.encode(probe, add_special_tokens=False).ids
     full = backend.encode(probe, add_special_tokens=True).ids
     for head in range(len(full) - len(bare) + 1):
         if full[head : head + len(bare)] == bare:
-            return head, len(full) - len(bare) - head
+            return full[:head], full[head + len(bare) :]
     raise LoadError("tokenizer.json changes a text's tokens when special tokens are added, which is not supported")
+
+
+def _characters(item: Item) -> int:
+    return len(item.text or "") + len(item.text_pair or "")
 
 
 def load_text_tokenizer(path: Path, rules: TextRules) -> TextTokenizer:
@@ -204,102 +315,8 @@ def load_text_tokenizer(path: Path, rules: TextRules) -> TextTokenizer:
     Raises:
         LoadError: If the folder holds no tokenizer that can be read.
     """
-    import transformers
-
-    # transformers builds an empty tokenizer out of nothing, without a word.
-    if not any((path / name).is_file() for name in VOCABULARY_FILES):
-        raise LoadError(
-            f"{path.name} holds no tokenizer: one of {', '.join(VOCABULARY_FILES)} must lie beside config.json"
-        )
-    try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(str(path), local_files_only=True)
-    except Exception as error:
-        raise LoadError(
-            f"the tokenizer files of {path.name} cannot be read ({type(error).__name__}: {_first_line(error)}): "
-            "replace them with those of the original checkpoint"
-        ) from error
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
-        raise LoadError(f"{path.name} has a slow tokenizer ({type(tokenizer).__name__}) only: tokenizer.json is needed")
-    return TextTokenizer(backend, rules, frozenset(tokenizer.all_special_ids))
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n", 1)[0][:200]
-
-
-Encodings = list[Encoded | InfinityError]
-OnEncoded = Callable[[Encodings, float], None]
-
-
-class TokenizerPool:
-    """Threads that tokenise; waiting requests are taken together and encoded in one call.
-
-    Args:
-        tokenizer: What the threads run.
-        workers: How many threads.
-        name: Of the model, for the threads' names.
-    """
-
-    def __init__(self, tokenizer: TextTokenizer, workers: int, name: str = "") -> None:
-        self._tokenizer = tokenizer
-        self._jobs: queue.SimpleQueue[tuple[Sequence[Item], OnEncoded] | None] = queue.SimpleQueue()
-        self._threads = [
-            threading.Thread(target=self._work, name=f"tokenize-{name}-{number}", daemon=True)
-            for number in range(workers)
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    def submit(self, items: Sequence[Item], on_encoded: OnEncoded) -> None:
-        """Tokenise ``items``; ``on_encoded(encodings, seconds)`` is called in a worker thread."""
-        self._jobs.put((items, on_encoded))
-
-    def close(self) -> None:
-        """Finish what is queued and end the threads."""
-        for _ in self._threads:
-            self._jobs.put(None)
-        for thread in self._threads:
-            thread.join()
-
-    def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            jobs = [job]
-            texts = len(job[0])
-            closing = False
-            while texts < MAX_TEXTS_PER_CALL:
-                try:
-                    following = self._jobs.get_nowait()
-                except queue.Empty:
-                    break
-                if following is None:
-                    closing = True
-                    break
-                jobs.append(following)
-                texts += len(following[0])
-            self._encode(jobs)
-            if closing:
-                return
-
-    def _encode(self, jobs: Sequence[tuple[Sequence[Item], OnEncoded]]) -> None:
-        started = time.perf_counter()
-        try:
-            encodings = self._tokenizer.encode([item for items, _ in jobs for item in items])
-        except Exception:  # the tokenizer's own failure on one text must not end the thread
-            encodings = self._one_by_one(jobs)
-        seconds = time.perf_counter() - started
-        start = 0
-        for items, on_encoded in jobs:
-            on_encoded(encodings[start : start + len(items)], seconds)
-            start += len(items)
-
-    def _one_by_one(self, jobs: Sequence[tuple[Sequence[Item], OnEncoded]]) -> Encodings:
-        """Find the item that the tokenizer cannot take; the others are unharmed."""
-        encodings: Encodings = []
-        for items, _ in jobs:
-            for item in items:
-                try:
-                    encodings += self._tokenizer.encode([item])
-                except Exception as error:
-                    encodings.append(InvalidInput(f"the tokenizer failed on this input: {_first_line(error)}"))
-        return encodings
+    tokenizer = load_tokenizer_files(path)
+    template = None
+    if rules.template is not None:
+        template = PUBLISHED.get(rules.template) or from_chat_template(tokenizer, rules.template_arguments)
+    return TextTokenizer(tokenizer.backend_tokenizer, rules, template=template, **tokenizer_options(tokenizer))

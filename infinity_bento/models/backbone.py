@@ -145,10 +145,14 @@ class Backbone:
     def self_check(self) -> SelfCheck:
         """Prove that this model runs packed: two short inputs together equal each one alone.
 
+        It also waits for the check of the weights, which runs on beside the rest of the loading.
+
         Raises:
             LoadError: If a sub-config ignored the packed attention, if the number of attention calls is not that of
                 the attention layers, or if the outputs differ by more than the dtype allows.
+            WeightMismatch: If a weight is NaN or infinite.
         """
+        self.weights.wait_checked()
         for config in attention_configs(self.module):
             if config._attn_implementation != IMPLEMENTATION:
                 raise LoadError(
@@ -221,6 +225,7 @@ def load_backbone(
         dtype=dtype,
         rename=without_adapters if found else None,
         allow_missing=(r"^pooler\.",),
+        background_check=True,  # self_check waits for it
     )
     if family.native_class is None:
         config = teach_packing(module, family)

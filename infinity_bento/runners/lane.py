@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from infinity_bento.batching.batcher import Batcher
+from infinity_bento.batching.batcher import Batcher, Patience
 from infinity_bento.batching.packing import PackedBatch
 from infinity_bento.batching.ticket import Entry
 from infinity_bento.core import Outcome, Result, Task, Timing, Usage
@@ -34,7 +34,9 @@ class LanePlan:
     threads_per_lane: int  # torch threads while several lanes are busy
     lone_threads: int  # torch threads of a batch that finds the machine idle
     batch_tokens: int  # tokens at which a lane stops filling a batch
-    prefetch: bool  # launch the next batch before collecting the last; pays where launching is asynchronous
+    prefetch: bool = False  # launch the next batch before collecting the last; pays where launching is asynchronous
+    patience_tokens: int = 0  # a smaller batch wastes the device: a lane with company waits a moment for more
+    patience_seconds: float = 0.0
 
 
 class BusyLanes:
@@ -54,6 +56,10 @@ class BusyLanes:
         """Count one less."""
         with self._lock:
             self._count -= 1
+
+    def any(self) -> bool:
+        """Whether a lane is computing now."""
+        return self._count > 0
 
 
 @dataclass(slots=True)
@@ -78,6 +84,7 @@ class Lane(threading.Thread):
         runner: The model.
         plan: Threads, batch size, prefetch.
         busy: Shared count of busy lanes.
+        in_flight: Inputs of this model that were admitted and not answered yet.
         on_batch: Called with the sequences, tokens and seconds of each batch that ran.
         on_retry: Called with the number of entries that run again alone because their batch raised.
     """
@@ -90,6 +97,7 @@ class Lane(threading.Thread):
         runner: Runner,
         plan: LanePlan,
         busy: BusyLanes,
+        in_flight: Callable[[], int] = lambda: 0,
         on_batch: OnBatch = lambda size, tokens, seconds: None,
         on_retry: Callable[[int], None] = lambda count: None,
     ) -> None:
@@ -98,22 +106,24 @@ class Lane(threading.Thread):
         self._runner = runner
         self._plan = plan
         self._busy = busy
+        self._in_flight = in_flight
         self._on_batch = on_batch
         self._on_retry = on_retry
         self._threads = 0
+        self._patience = Patience(plan.patience_seconds, plan.patience_tokens, busy.any)
 
     def run(self) -> None:
         """Until the queue is closed: take, launch, collect."""
         pending: _Launched | None = None
         while True:
-            entries = self._batcher.take(self._plan.batch_tokens, block=pending is None)
+            entries = self._batcher.take(self._plan.batch_tokens, block=pending is None, patience=self._patience)
             if entries is None:
                 break
             launched = None
             if entries:
                 busy = self._busy.enter()
                 try:
-                    self._set_threads(alone=busy == 1 and not len(self._batcher))
+                    self._set_threads(alone=busy == 1 and self._in_flight() <= len(entries))
                     launched = self._launch(entries)
                     if launched is not None and not self._plan.prefetch:
                         self._collect(launched)
@@ -127,7 +137,10 @@ class Lane(threading.Thread):
             self._collect(pending)
 
     def _set_threads(self, *, alone: bool) -> None:
-        """A lone batch gets all cores; with company each lane keeps to its own."""
+        """A batch that is all there is gets all cores; with more on its way each lane keeps to its own.
+
+        A team of threads that shares its cores with another lane waits for the slowest at every operation.
+        """
         threads = self._plan.lone_threads if alone else self._plan.threads_per_lane
         if threads and threads != self._threads:
             torch.set_num_threads(threads)

@@ -107,6 +107,8 @@ class Runner:
         longest = max(1, min(max_length, max_tokens))
         for lengths in ([2], [longest] * max(1, max_tokens // longest)):
             batch = self.prepare([Encoded([0] * length) for length in lengths])
-            for task in self.heads:
-                items = [Item(task, token_ids=[0])] * len(batch)
-                self.collect(self.run(batch, items), batch, items)
+            with torch.inference_mode():
+                hidden = self.backbone.forward(batch)
+                rows = {task: head.run(hidden, batch) for task, head in self.heads.items()}
+            for task, head in self.heads.items():
+                head.collect(rows[task], range(len(batch)), [Item(task, token_ids=[0])] * len(batch))

@@ -22,7 +22,7 @@ BATCH_SIZE_BUCKETS = tuple(2.0**k for k in range(13))  # inputs
 BATCH_TOKENS_BUCKETS = tuple(2.0**k for k in range(21))  # tokens
 
 _STAGES = ("", "tokenization_", "queue_", "inference_")
-_PREDICT_TASKS = (Task.RERANK, Task.CLASSIFY)
+_PREDICT_TASKS = (Task.RERANK, Task.CLASSIFY, Task.CLASSIFY_TOKENS)
 
 # Our stable error codes -> TEI's ``err`` label; the rest are faults of the server.
 _TEI_FAILURES = {

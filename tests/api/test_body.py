@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgpack
 import orjson
 import pytest
 
@@ -49,12 +50,36 @@ async def test_content_types(content_type: str | None, status: int) -> None:
         assert repr(content_type) in answer.json()["error"] and "application/json" in answer.json()["error"]
 
 
-async def test_compressed_bodies_are_refused_by_name() -> None:
+@pytest.mark.parametrize("media", ["application/msgpack", "application/x-msgpack", "Application/Vnd.MsgPack; v=1"])
+async def test_messagepack_bodies_are_read(media: str) -> None:
+    body = msgpack.packb({"inputs": ["a", [5, 6]], "normalize": False})
     async with client_for(FakeEngine()) as client:
-        answer = await client.post("/embed", content=GOOD, headers={"content-encoding": "zstd"})
-        plain = await client.post("/embed", content=GOOD, headers={"content-encoding": "identity"})
-    assert answer.status_code == 415 and "'zstd'" in answer.json()["error"]
-    assert plain.status_code == 200
+        packed = await client.post("/embed", content=body, headers={"content-type": media})
+        plain = await client.post("/embed", json={"inputs": ["a", [5, 6]], "normalize": False})
+    assert packed.status_code == 200 and packed.json() == plain.json()
+
+
+@pytest.mark.parametrize(
+    ("raw", "status", "text"),
+    [
+        (b"", 400, "not valid MessagePack"),
+        (msgpack.packb({"inputs": "a"})[:-1], 400, "not valid MessagePack"),
+        (msgpack.packb({"inputs": "a"}) + b"x", 400, "not valid MessagePack"),
+        (b"\x81\xa1a\xc1", 400, "not valid MessagePack"),
+        (b"\x91" * 5000, 400, "not valid MessagePack"),
+        (b"\xdd\xff\xff\xff\xff", 400, "not valid MessagePack"),
+        (b"\x81\xa6inputs\xa1\xff", 400, "not valid MessagePack"),  # no UTF-8
+        (msgpack.packb({1: "a"}), 400, "not valid MessagePack"),
+        (msgpack.packb([1]), 422, "The body is an array"),
+        (msgpack.packb({"inputs": b"a"}), 422, "binary data of 1 bytes"),
+        (msgpack.packb({"inputs": msgpack.Timestamp(1)}), 422, "an object"),
+        (msgpack.packb({"inputs": msgpack.ExtType(5, b"x")}), 422, "an object"),
+    ],
+)
+async def test_broken_messagepack_is_refused(raw: bytes, status: int, text: str) -> None:
+    async with client_for(FakeEngine()) as client:
+        answer = await client.post("/embed", content=raw, headers={"content-type": "application/msgpack"})
+    assert answer.status_code == status and text in answer.json()["error"]
 
 
 async def _chunks(total: int, sent: list[int]) -> AsyncIterator[bytes]:

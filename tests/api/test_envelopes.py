@@ -3,7 +3,7 @@ from __future__ import annotations
 import orjson
 import pytest
 
-from infinity_bento.api.envelopes import OPENAI, TEI, Dialect, from_status, located, wire_errors
+from infinity_bento.api.envelopes import COHERE, OPENAI, TEI, Dialect, from_status, located, wire_errors
 from infinity_bento.errors import (
     CapacityError,
     ClientError,
@@ -17,7 +17,7 @@ from infinity_bento.errors import (
 
 
 @pytest.mark.parametrize("error_class", [*wire_errors(), UnknownRoute, MethodNotAllowed])
-@pytest.mark.parametrize("dialect", [OPENAI, TEI])
+@pytest.mark.parametrize("dialect", [OPENAI, TEI, COHERE])
 def test_every_error_has_a_status_and_text_in_every_dialect(dialect: Dialect, error_class: type[InfinityError]) -> None:
     reply = dialect.reply(error_class("What, allowed, do.", param="input[1]"))
     body = orjson.loads(reply.body)

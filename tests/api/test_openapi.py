@@ -8,11 +8,12 @@ import orjson
 import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
-from infinity_bento.api.app import SCHEMAS, create_app, route_table
+from infinity_bento.api.app import create_app
 from infinity_bento.api.envelopes import OPENAI, TEI, wire_errors
 from infinity_bento.api.protocol import ApiSettings
+from infinity_bento.api.table import SCHEMAS, route_table
 from infinity_bento.errors import ConfigError, InfinityError, LoadError, WeightMismatch
-from tests.api.fakes import LOADING, FakeEngine, client_for, two_models
+from tests.api.fakes import LOADING, FakeEngine, client_for, every_task, two_models
 
 
 async def document(engine: FakeEngine | None = None, path: str = "/openapi.json", **options: Any) -> dict[str, Any]:
@@ -71,22 +72,33 @@ def test_every_schema_named_by_a_route_exists() -> None:
         assert {route.response, route.request or route.response, *(route.statuses or {}).values()} <= set(SCHEMAS)
 
 
-async def test_answers_fit_their_schemas() -> None:
+async def test_examples_are_answered_as_their_schemas_say() -> None:
     from openapi_schema_validator import OAS31Validator
 
-    schemas = (await document())["components"]["schemas"]
-    bodies = {"OpenAIEmbeddingsResponse": "/v1/embeddings", "EmbedResponse": "/embed", "Info": "/info"}
-    bodies |= {"OpenAIModels": "/v1/models", "Readiness": "/readyz", "Liveness": "/livez", "Health": "/health"}
-    async with client_for(FakeEngine()) as client:
-        for name, path in bodies.items():
-            posted = path in ("/v1/embeddings", "/embed")
-            answer = await (client.post(path, json={"input": "a", "inputs": "a"}) if posted else client.get(path))
-            OAS31Validator(schemas[name]).validate(answer.json())
-        for path, name in (("/v1/embeddings", "OpenAIError"), ("/embed", "TEIError")):
-            OAS31Validator(schemas[name]).validate((await client.post(path, json={})).json())
+    engine = every_task(truncated_from=99)
+    whole = await document(engine)
+
+    def check(schema: dict[str, Any], value: Any) -> None:
+        OAS31Validator({**schema, "components": whole["components"]}).validate(value)
+
+    async with client_for(engine) as client:
+        for path, operations in whole["paths"].items():
+            for method, operation in operations.items():
+                content = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
+                example = content.get("example")
+                if example is not None:
+                    check(content["schema"], example)
+                answer = await client.request(method, path, json=example)
+                assert answer.status_code == 200, (path, answer.text)
+                if answer.headers["content-type"] == "application/json":
+                    check(operation["responses"]["200"]["content"]["application/json"]["schema"], answer.json())
+                if example is not None:
+                    refused = await client.request(method, path, json={})
+                    shape = operation["responses"][str(refused.status_code)]["content"]["application/json"]["schema"]
+                    check(shape, refused.json())
 
 
-@pytest.mark.parametrize("engine", [FakeEngine(), two_models()])
+@pytest.mark.parametrize("engine", [every_task()])
 async def test_curl_lines_of_the_page_run_as_they_are(engine: FakeEngine) -> None:
     import html
 
@@ -129,3 +141,9 @@ async def test_examples_in_the_document_are_bodies() -> None:
     paths = (await document())["paths"]
     example = paths["/embed"]["post"]["requestBody"]["content"]["application/json"]["example"]
     assert orjson.loads(orjson.dumps(example))["model"] == "m"
+
+
+async def test_page_says_what_no_loaded_model_can_do() -> None:
+    async with client_for(FakeEngine()) as client:
+        page = (await client.get("/docs")).text
+    assert "No loaded model can rerank" in page and "No loaded model can embed<" not in page

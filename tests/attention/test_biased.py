@@ -58,3 +58,25 @@ def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         bias(block)
     kept = sum(math.prod(rows.shape) * 4 for rows in bias._kept.values())
     assert 0 < kept <= biased.KEPT_BYTES
+
+
+@pytest.mark.parametrize("elements", [1, 3000, 1 << 22])
+def test_tokens_that_only_ask_are_no_keys(elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(biased, "BLOCK_ELEMENTS", elements)
+    attended = (5, None, 7, 2, None, 30)
+    encoded = [Encoded([1] * length, attended=keys) for length, keys in zip(LENGTHS, attended, strict=True)]
+    packed = pack(encoded)
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(HEADS, packed.tokens, SIZE, generator=generator) for _ in range(3))
+    table = torch.randn(HEADS, 2 * packed.max_seqlen - 1, generator=generator)
+    out = biased.run(q, k, v, packed, 0.3, biased.ByDistance(table))
+    start = 0
+    for index in packed.order:
+        length = LENGTHS[index]
+        keys = slice(start, start + (attended[index] or length))
+        distance = torch.arange(length)[:, None] - torch.arange(attended[index] or length)[None]
+        rows = slice(start, start + length)
+        scores = q[:, rows] @ k[:, keys].transpose(1, 2) * 0.3 + table[:, distance + packed.max_seqlen - 1]
+        expected = (scores.softmax(-1) @ v[:, keys]).transpose(0, 1).flatten(1)
+        torch.testing.assert_close(out[rows], expected, atol=2e-6, rtol=0)
+        start += length

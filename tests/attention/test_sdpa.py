@@ -92,3 +92,36 @@ def test_a_missing_batch_a_mask_or_sinks_never_pass_silently(kwargs: dict[str, t
     mask = kwargs.pop("attention_mask", None)
     with pytest.raises(RuntimeError, match="bug"):
         packed_attention(nn.Module(), q, q, q, mask, packed=packed, **kwargs)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_tokens_that_only_ask_are_no_keys(causal: bool, window: int | None, kv_heads: int) -> None:
+    torch.manual_seed(0)
+    attended = [3, None, 9, 5, None, 2, 1]
+    lengths = [9, 9, 9, 6, 1, 6, 9]
+    encoded = [Encoded([1] * length, attended=keys) for length, keys in zip(lengths, attended, strict=True)]
+    batch = pack(encoded)
+    q = torch.randn(1, 4, batch.tokens, 8)
+    k, v = torch.randn(2, 1, kv_heads, batch.tokens, 8)
+    spec = AttentionSpec(0.3, causal, window)
+    out = run(q, k, v, batch, spec)[0]
+    bounds = batch.cu_seqlens.tolist()
+    for packed, index in enumerate(batch.order):
+        start, end = bounds[packed], bounds[packed + 1]
+        keys = attended[index] or end - start
+        allowed = torch.arange(end - start) < keys
+        distance = torch.arange(end - start)[:, None] - torch.arange(end - start)[None, :]
+        if causal:
+            allowed = allowed & (distance >= 0)
+        if window is not None:
+            allowed = allowed & (distance.abs() < window)
+        allowed = allowed.expand(end - start, end - start)
+        repeats = 4 // kv_heads
+        wide = (q, k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1))
+        heads = [x[0, :, start:end].double() for x in wide]
+        scores = (heads[0] @ heads[1].transpose(1, 2) * 0.3).masked_fill(~allowed, float("-inf"))
+        # A token that may see nothing gets zeros, as in torch's attention.
+        expected = (scores.softmax(-1).nan_to_num() @ heads[2]).transpose(0, 1)
+        assert (out[start:end] - expected).abs().max() < 2e-6

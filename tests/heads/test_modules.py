@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules as st
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -25,7 +24,7 @@ from infinity_bento.checkpoints.st_modules import (
     read_dense,
 )
 from infinity_bento.errors import LoadError, WeightMismatch
-from infinity_bento.heads.modules import StaticEmbedding, build_modules
+from infinity_bento.heads.modules import build_modules
 
 
 @pytest.fixture
@@ -185,45 +184,3 @@ def packed(texts: list[str]) -> tuple[Tensor, Tensor]:
     rows = [encoding.ids for encoding in tokenizer().encode_batch(texts, add_special_tokens=False)]
     bounds = torch.tensor([0, *[len(row) for row in rows]]).cumsum(0).int()
     return torch.tensor([token for row in rows for token in row]), bounds
-
-
-def test_static_embedding_equals_the_library(tmp_path: Path) -> None:
-    torch.manual_seed(2)
-    model = SentenceTransformer(modules=[st.StaticEmbedding(tokenizer(), embedding_dim=5), st.Normalize()])
-    model.save(str(tmp_path))
-    layout = read_layout(tmp_path)
-    (spec, *rest) = layout.modules
-    assert isinstance(spec, StaticEmbeddingSpec)
-    rows = StaticEmbedding.load(spec.path)(*packed(TEXTS))
-    for module in build_modules(rest):
-        rows = module(rows)
-    assert torch.allclose(rows, torch.from_numpy(model.encode(TEXTS)), atol=1e-6)
-    assert rows.shape == (4, 5)
-    assert torch.equal(rows[2], torch.zeros(5))
-
-
-def test_model2vec_layout_equals_the_library(tmp_path: Path) -> None:
-    generator = torch.Generator().manual_seed(3)
-    tensors = {
-        "embeddings": torch.randn(2, 5, generator=generator).half(),
-        "mapping": torch.tensor([0, 1, 1, 0]),
-        "weights": torch.rand(4, generator=generator, dtype=torch.float64),
-    }
-    save_file(tensors, tmp_path / "model.safetensors")
-    tokenizer().save(str(tmp_path / "tokenizer.json"))
-    library = st.StaticEmbedding.load(str(tmp_path))
-    ours = StaticEmbedding.load(tmp_path)
-    assert ours.dimension == 5
-    with torch.no_grad():
-        theirs = library(library.preprocess(TEXTS))["sentence_embedding"]
-    # The library rounds the weighted vectors to the stored float16, we keep float32.
-    assert torch.allclose(ours(*packed(TEXTS)), theirs.float(), atol=2e-3)
-
-
-def test_static_embedding_without_a_matrix_is_refused(tmp_path: Path) -> None:
-    save_file({"other": torch.zeros(2, 2)}, tmp_path / "model.safetensors")
-    with pytest.raises(WeightMismatch, match=r"model\.safetensors: there is no tensor 'embedding\.weight'"):
-        StaticEmbedding.load(tmp_path)
-    save_file({"embedding.weight": torch.tensor([[float("nan")]])}, tmp_path / "model.safetensors")
-    with pytest.raises(WeightMismatch, match=r"tensor 'embedding\.weight' holds 1 values that are NaN"):
-        StaticEmbedding.load(tmp_path)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import threading
 import time
 from pathlib import Path
@@ -9,7 +10,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from infinity_bento.core import Encoded, InputType, Item, Task
 from infinity_bento.errors import EmptyInput, InfinityError, InputTooLong, InvalidInput, LoadError
-from infinity_bento.inputs.tokenization import Encodings, TextRules, TextTokenizer, TokenizerPool, load_text_tokenizer
+from infinity_bento.inputs.pool import Encodings, TokenizerPool
+from infinity_bento.inputs.tokenization import TextRules, TextTokenizer, load_text_tokenizer
 
 WORDS = ["[UNK]", "[CLS]", "[SEP]", *"abcdefghij", "q", "p", ":"]
 CLS, SEP = 1, 2
@@ -273,3 +275,15 @@ def test_a_broken_tokenizer_file_is_refused_in_one_sentence(tmp_path: Path) -> N
     with pytest.raises(LoadError, match=r"the tokenizer files of .* cannot be read .* replace them") as caught:
         load_text_tokenizer(tmp_path, TextRules(8, 10))
     assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize(("auto_map", "ends"), [({"AutoModel": "modeling_qwen.Qwen2Model"}, True), (None, False)])
+def test_texts_of_gte_qwen2_end_with_its_end_token(tmp_path: Path, auto_map: object, ends: bool) -> None:
+    made = Tokenizer(models.WordLevel({"a": 0, "b": 1, "<|endoftext|>": 2}, unk_token="a"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    made.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2", "auto_map": auto_map or {}}))
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    loaded = load_text_tokenizer(tmp_path, TextRules(4, 3))
+    assert one(loaded, item("a b")).input_ids == ([0, 1, 2] if ends else [0, 1])
+    assert one(loaded, item("a b a b a b")).input_ids == ([0, 1, 0, 2] if ends else [0, 1, 0, 1])

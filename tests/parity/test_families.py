@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 import json
-import random
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
-from infinity_bento.batching.packing import PackedBatch, pack
 from infinity_bento.checkpoints.families import TABLE, family_of
 from infinity_bento.checkpoints.layout import read_layout
-from infinity_bento.core import Encoded
 from infinity_bento.models.backbone import Backbone, load_backbone
 from tests import tiny
-from tests.references import reference
+from tests.parity.measure import NAMES, backbone, batch_of, difference, measure, run, texts, tolerance
 
-# One, two equal, longer than the windows (16), longer than a DeltaNet chunk (64).
-LENGTHS = (17, 3, 40, 1, 9, 9, 70)
-RECURRENT = ("qwen3_5_text", "qwen3_5_moe_text")
 # Tokens of all sequences share the matrix products of an expert, so their rounding may move in the last bit.
 EXPERTS = ("qwen3_moe", "gemma4_text-moe", "qwen3_5_moe_text", "nomic_bert-moe")
-
-NAMES = [name for name in (*tiny.RECIPES, *tiny.NATIVE) if name not in ("qwen3-noeos", "modernbert-mean")]
 
 
 @pytest.fixture(autouse=True)
@@ -37,38 +27,6 @@ def one_thread() -> object:
     torch.set_num_threads(threads)
 
 
-@functools.cache
-def backbone(name: str) -> Backbone:
-    """Our model of a tiny checkpoint."""
-    layout = read_layout(tiny.checkpoint(name))
-    family = family_of(layout.config, layout.transformer_path / "config.json")
-    return load_backbone(layout, family, dtype=torch.float32)
-
-
-def texts(seed: int = 3) -> list[list[int]]:
-    """Random token ids of the lengths above."""
-    generator = random.Random(seed)
-    return [[generator.randrange(5, 400) for _ in range(length)] for length in LENGTHS]
-
-
-def batch_of(model: Backbone, ids: list[list[int]]) -> PackedBatch:
-    """A packed batch for a model."""
-    return pack([Encoded(row) for row in ids], position_offset=model.position_offset)
-
-
-def run(model: Backbone, ids: list[list[int]]) -> list[Tensor]:
-    """Hidden states of each text, in the caller's order."""
-    batch = batch_of(model, ids)
-    with torch.inference_mode():
-        hidden = model.forward(batch)
-    return batch.unsort(hidden.split(batch.lengths))
-
-
-def difference(left: list[Tensor], right: list[Tensor]) -> float:
-    """Largest absolute difference over all texts."""
-    return max((a - b).abs().max().item() for a, b in zip(left, right, strict=True))
-
-
 def test_every_family_has_a_checkpoint() -> None:
     tested = {backbone(name).family.model_type for name in NAMES}
     assert tested == {family.model_type for family in TABLE}
@@ -76,17 +34,11 @@ def test_every_family_has_a_checkpoint() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_packed_equals_reference(name: str) -> None:
-    model, ids = backbone(name), texts()
-    expected = list(map(reference(name), ids))
-    tolerance = 1e-4 if name in RECURRENT else 2e-5
-    scale = max(row.abs().max().item() for row in expected)
-    assert scale > 0.5  # the outputs are not all close to zero
-    alone = [run(model, [row])[0] for row in ids]
-    assert difference(alone, expected) < tolerance
-    assert difference(run(model, ids), expected) < tolerance
-    order = random.Random(1).sample(range(len(ids)), len(ids))
-    shuffled = run(model, [ids[index] for index in order])
-    assert difference(shuffled, [expected[index] for index in order]) < tolerance
+    found = measure(name)
+    assert found.scale > 0.5  # the outputs are not all close to zero
+    assert found.alone < tolerance(name)
+    assert found.batched < tolerance(name)
+    assert found.shuffled < tolerance(name)
 
 
 @pytest.mark.parametrize("name", NAMES)

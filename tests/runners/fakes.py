@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -38,7 +39,7 @@ class FakeBackbone:
         self.chosen = adapters
         bounds = batch.cu_seqlens.tolist()
         ids = batch.input_ids.tolist()
-        self.batches.append([ids[a:b] for a, b in zip(bounds, bounds[1:], strict=False)])
+        self.batches.append([ids[a:b] for a, b in pairwise(bounds)])
         self.entered.set()
         if self.gate is not None:
             assert self.gate.wait(20)

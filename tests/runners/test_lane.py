@@ -33,6 +33,7 @@ class Rig:
     ) -> None:
         self.backbone = FakeBackbone(error)
         self.runner = runner or Runner(self.backbone, {Task.EMBED: FirstAndLast()})
+        self.in_flight = 0
         self.dropped: list[int] = []
         self.retried: list[int] = []
         self.seen: list[tuple[int, int]] = []
@@ -44,6 +45,7 @@ class Rig:
                 runner=self.runner,
                 plan=plan,
                 busy=BusyLanes(),
+                in_flight=lambda: self.in_flight,
                 on_batch=lambda size, tokens, seconds: self.seen.append((size, tokens)),
                 on_retry=self.retried.append,
             )
@@ -200,7 +202,7 @@ def test_with_prefetch_a_failure_that_shows_on_collect_is_isolated_too() -> None
     assert output(other) == [2, 2]
 
 
-def test_a_lone_batch_gets_all_threads_and_company_gets_one() -> None:
+def test_a_batch_that_is_all_in_flight_gets_all_threads() -> None:
     plan = LanePlan(lanes=1, threads_per_lane=1, lone_threads=2, batch_tokens=1, prefetch=False)
     rig = Rig(plan)
     threads: list[int] = []
@@ -211,8 +213,7 @@ def test_a_lone_batch_gets_all_threads_and_company_gets_one() -> None:
         return forward(batch, **kwargs)
 
     rig.backbone.forward = recording  # type: ignore[method-assign]
-    answers = [rig.put([number])[1] for number in (1, 2)]
     with rig:
-        for answer in answers:
-            answer()
-    assert threads == [1, 2]  # the first had another waiting behind it, the second had not
+        for rig.in_flight in (2, 1):
+            rig.put([1])[1]()
+    assert threads == [1, 2]

@@ -1,6 +1,6 @@
 """MaxSim: the score of a document for a query where both are matrices of token vectors. Called by the rerank routes.
 
-Numpy only, so that the wire layer may import it.
+Numpy only: the wire layer and bulk jobs import it.
 
 Shape suffixes: Q query rows, R document rows of a block, P width.
 """
@@ -13,6 +13,8 @@ import numpy as np
 
 from infinity_bento.core import FloatArray
 
+# What ``ModelInfo.similarity`` says of a model whose scores are divided by the number of query rows.
+MEAN_MAXSIM = "meanmaxsim"
 # Elements of one block of similarities, [Q, R], and of the document rows behind it, [R, P]: 16 MiB each in float32.
 BLOCK_ELEMENTS = 1 << 22
 

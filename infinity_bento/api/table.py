@@ -1,0 +1,247 @@
+"""The table of routes: one row each. ``app`` serves it; the documents, error shapes and key rules follow from it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from infinity_bento.api import (
+    cohere,
+    infinity,
+    openai,
+    probes,
+    schemas,
+    tei,
+    tei_default,
+    tei_info,
+    tei_scores,
+    tei_tokens,
+)
+from infinity_bento.api.envelopes import COHERE, OPENAI, TEI
+from infinity_bento.api.exchange import Handler
+from infinity_bento.api.pages import HTML_TYPE, DocumentPages, metrics
+from infinity_bento.api.routes import Route
+from infinity_bento.api.tei_answer import handler
+from infinity_bento.core import Task
+from infinity_bento.telemetry.metrics import CONTENT_TYPE
+
+SCHEMAS: dict[str, Any] = {
+    **schemas.SCHEMAS,
+    **openai.SCHEMAS,
+    **tei.SCHEMAS,
+    **tei_scores.SCHEMAS,
+    **tei_tokens.SCHEMAS,
+    **tei_default.SCHEMAS,
+    **tei_info.SCHEMAS,
+    **infinity.SCHEMAS,
+    **cohere.SCHEMAS,
+    **probes.SCHEMAS,
+    "Text": {"type": "string"},
+    "Document": {"type": "object", "required": ["openapi", "info", "paths"]},
+}
+
+_TEXTS = ["What is packed execution?", "Rows without padding."]
+_ONE = {"model": "$MODEL", "inputs": _TEXTS[0]}
+_RANK = {"model": "$MODEL", "query": _TEXTS[0], "documents": _TEXTS, "return_documents": True}
+
+
+def route_table() -> tuple[Route, ...]:
+    """Every route of the wire layer."""
+    return (*_embedding_rows(), *_scoring_rows(), *_other_rows(), *_server_rows())
+
+
+def _embedding_rows() -> tuple[Route, ...]:
+    return (
+        Route(
+            ("/v1/embeddings", "/embeddings"),
+            "POST",
+            openai.create_embeddings,
+            OPENAI,
+            "Embed texts (OpenAI)",
+            "OpenAIEmbeddingsResponse",
+            "OpenAIEmbeddingsRequest",
+            tasks=(Task.EMBED, Task.EMBED_ALL),
+            example={"model": "$MODEL", "input": _TEXTS},
+        ),
+        Route(
+            ("/embed",),
+            "POST",
+            handler(tei.embed),
+            TEI,
+            "Embed texts (TEI)",
+            "EmbedResponse",
+            "EmbedRequest",
+            tasks=(Task.EMBED,),
+            example={**_ONE, "normalize": True},
+        ),
+        Route(
+            ("/embed_all",),
+            "POST",
+            handler(tei.embed_all),
+            TEI,
+            "One vector per token",
+            "EmbedAllResponse",
+            "EmbedAllRequest",
+            tasks=(Task.EMBED_ALL,),
+            example=_ONE,
+        ),
+        Route(
+            ("/embed_sparse",),
+            "POST",
+            handler(tei.embed_sparse),
+            TEI,
+            "Learned sparse vectors",
+            "EmbedSparseResponse",
+            "EmbedSparseRequest",
+            tasks=(Task.EMBED_SPARSE,),
+            example=_ONE,
+        ),
+        Route(
+            ("/v2/embed",),
+            "POST",
+            cohere.embed,
+            COHERE,
+            "Embed texts (Cohere)",
+            "CohereEmbedResponse",
+            "CohereEmbedRequest",
+            tasks=(Task.EMBED,),
+            example={"model": "$MODEL", "texts": _TEXTS, "embedding_types": ["float"]},
+        ),
+        Route(
+            ("/similarity",),
+            "POST",
+            handler(tei.similarity),
+            TEI,
+            "Cosine of one sentence with others",
+            "SimilarityResponse",
+            "SimilarityRequest",
+            tasks=(Task.EMBED,),
+            example={"model": "$MODEL", "inputs": {"source_sentence": _TEXTS[0], "sentences": _TEXTS}},
+        ),
+    )
+
+
+def _scoring_rows() -> tuple[Route, ...]:
+    rankers = (Task.RERANK,)
+    classifiers = (Task.CLASSIFY, Task.CLASSIFY_TOKENS)
+    return (
+        Route(
+            ("/rerank",),
+            "POST",
+            handler(tei_scores.rerank),
+            TEI,
+            "Rank texts (TEI) or documents (Infinity)",
+            "RerankResponse",
+            "RerankRequest",
+            tasks=rankers,
+            example={"model": "$MODEL", "query": _TEXTS[0], "texts": _TEXTS},
+        ),
+        Route(
+            ("/v1/rerank",),
+            "POST",
+            cohere.rerank_handler("1"),
+            COHERE,
+            "Rank documents (Cohere v1, Jina)",
+            "CohereRerankResponse",
+            "CohereRerankRequest",
+            tasks=rankers,
+            example=_RANK,
+        ),
+        Route(
+            ("/v2/rerank",),
+            "POST",
+            cohere.rerank_handler("2"),
+            COHERE,
+            "Rank documents (Cohere v2)",
+            "CohereRerankResponse",
+            "CohereRerankRequest",
+            tasks=rankers,
+            example=_RANK,
+        ),
+        Route(
+            ("/predict",),
+            "POST",
+            handler(tei_scores.predict),
+            TEI,
+            "Labels of texts or pairs (TEI)",
+            "PredictResponse",
+            "PredictRequest",
+            tasks=(*classifiers, *rankers),
+            example=_ONE,
+        ),
+        Route(
+            ("/v1/classify", "/classify"),
+            "POST",
+            infinity.classify,
+            OPENAI,
+            "Labels of texts (Infinity)",
+            "ClassifyResponse",
+            "ClassifyRequest",
+            tasks=classifiers,
+            example={"model": "$MODEL", "input": _TEXTS},
+        ),
+    )
+
+
+def _other_rows() -> tuple[Route, ...]:
+    return (
+        Route(
+            ("/tokenize",),
+            "POST",
+            tei_tokens.tokenize,
+            TEI,
+            "Tokens of texts",
+            "TokenizeResponse",
+            "TokenizeRequest",
+            example=_ONE,
+        ),
+        Route(
+            ("/decode",),
+            "POST",
+            tei_tokens.decode,
+            TEI,
+            "Texts of token ids",
+            "DecodeResponse",
+            "DecodeRequest",
+            example={"model": "$MODEL", "ids": [101, 102]},
+        ),
+        Route(
+            ("/", "/invocations"),
+            "POST",
+            handler(tei_default.answer),
+            TEI,
+            "What the default model is for",
+            "AnyResponse",
+            "AnyRequest",
+            example={"inputs": _TEXTS[0]},
+        ),
+        Route(
+            ("/vertex",),
+            "POST",
+            tei_default.vertex,
+            TEI,
+            "Several bodies of other routes",
+            "VertexResponse",
+            "VertexRequest",
+            example={"instances": [{"inputs": _TEXTS[0]}, {"inputs": _TEXTS[1]}]},
+        ),
+    )
+
+
+def _server_rows() -> tuple[Route, ...]:
+    pages = DocumentPages(SCHEMAS)
+    liveness, readiness = {503: "Liveness"}, {503: "Readiness"}
+    return (
+        Route(("/v1/models", "/models"), "GET", openai.list_models, OPENAI, "List the loaded models", "OpenAIModels"),
+        _open(("/info",), tei_info.info, "Describe the loaded models", "Info"),
+        _open(("/health", "/ping"), probes.health, "200 when the models answer", "Health"),
+        _open(("/livez", "/healthz"), probes.livez, "200 unless only a restart helps", "Liveness", statuses=liveness),
+        _open(("/readyz",), probes.readyz, "200 when the models answer", "Readiness", statuses=readiness),
+        _open(("/metrics",), metrics, "Prometheus metrics", "Text", media=CONTENT_TYPE),
+        _open(("/openapi.json", "/api-doc/openapi.json"), pages.openapi, "This document", "Document"),
+        _open(("/docs",), pages.docs, "Routes and examples", "Text", media=HTML_TYPE),
+    )
+
+
+def _open(paths: tuple[str, ...], handle: Handler, summary: str, response: str, **options: Any) -> Route:
+    """A route about the server: no key, no time limit."""
+    return Route(paths, "GET", handle, TEI, summary, response, is_open=True, **options)

@@ -1,0 +1,89 @@
+"""Token classification: labels of tokens, words or entities with their places in the text. Called by the runner.
+
+Shape suffixes: T packed tokens, D width, L labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from torch import Tensor
+
+from infinity_bento.batching.packing import PackedBatch
+from infinity_bento.core import FloatArray, Item, TokenLabel, TokenSpans
+from infinity_bento.errors import InferenceError, InfinityError
+from infinity_bento.heads.classify import softmax
+from infinity_bento.heads.finite import not_finite
+from infinity_bento.heads.token_labels import Labeller
+
+
+class Reader(Protocol):
+    """What is needed of the tokenizer (``inputs.tokenization.TextTokenizer``)."""
+
+    def spans(self, items: Sequence[Item]) -> list[TokenSpans]:
+        """Where the tokens of items lie in their texts."""
+
+    def join(self, tokens: Sequence[str]) -> str:
+        """Tokens as text."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogits:
+    """Logits of a batch, with the host's knowledge of where each sequence lies."""
+
+    logits_TL: Tensor
+    lengths: list[int]  # in packed order
+
+
+class TokenClassifierHead:
+    """Labels within each sequence.
+
+    Args:
+        network: Hidden states ``[T, D]`` -> logits ``[T, L]`` (``classifiers.Classifier``).
+        id2label: Label names.
+        reader: Finds the tokens in the text.
+    """
+
+    def __init__(
+        self, network: Callable[[Tensor, PackedBatch], Tensor], id2label: Mapping[int, str], reader: Reader
+    ) -> None:
+        self.network = network
+        self._reader = reader
+        self._labeller = Labeller(id2label, reader.join)
+
+    def run(self, hidden_TD: Tensor, batch: PackedBatch) -> TokenLogits:
+        """``[T, D]`` hidden states -> ``[T, L]`` float32 logits in packed order."""
+        return TokenLogits(self.network(hidden_TD, batch), batch.lengths)
+
+    def collect(
+        self, rows: TokenLogits, positions: Sequence[int], items: Sequence[Item]
+    ) -> list[list[TokenLabel] | InfinityError]:
+        """Device logits -> each item's labels.
+
+        Args:
+            rows: What ``run`` gave.
+            positions: Packed index of each item.
+            items: In the order of ``positions``.
+
+        Errors: ``InferenceError`` for NaN or infinity.
+        """
+        logits_TL: FloatArray = rows.logits_TL.float().cpu().numpy()
+        bounds = np.concatenate(([0], np.cumsum(rows.lengths)))
+        own = [logits_TL[bounds[position] : bounds[position + 1]] for position in positions]
+        return [
+            self._labels(logits, item, spans)
+            for logits, item, spans in zip(own, items, self._reader.spans(items), strict=True)
+        ]
+
+    def _labels(self, logits_TL: FloatArray, item: Item, spans: TokenSpans) -> list[TokenLabel] | InfinityError:
+        if not np.isfinite(logits_TL).all():
+            return not_finite(item)
+        if len(spans) != len(logits_TL):  # only the made-up inputs of a warm-up
+            return InferenceError(
+                f"the input has {len(spans)} tokens but the model read {len(logits_TL)}, so labels have no place in it"
+            )
+        scores = logits_TL if item.raw_scores else softmax(logits_TL)
+        return self._labeller.label(scores, spans, item.aggregation, item.ignore_labels)
