@@ -25,7 +25,7 @@ serve: install  ## Serve the default model on port 3000 (options: make serve ARG
 	$(BIN)/infinity-bento serve $(ARGS)
 
 test: install  ## Run the tests (options: make test ARGS="tests/api -k embed")
-	$(TEST_ENV) $(BIN)/python -m pytest $(ARGS)
+	$(TEST_ENV) $(BIN)/python -m pytest -q $(ARGS)
 
 check: install  ## Lint, format check, strict types
 	$(BIN)/ruff check .

@@ -9,185 +9,29 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from infinity_bento.batching.batcher import Batcher
-from infinity_bento.batching.ticket import Entry, Ticket
-from infinity_bento.core import EngineStatus, Item, ModelInfo, Outcome, Result, Task
+from infinity_bento.batching.ticket import Ticket
+from infinity_bento.core import EngineStatus, Item, ModelInfo, Outcome, Task
 from infinity_bento.errors import (
-    BatchTooLarge,
-    CapacityError,
     DeadlineExceeded,
     EmptyInput,
     InfinityError,
     InvalidInput,
     NotReady,
-    Overloaded,
     UnknownModel,
     UnsupportedTask,
 )
 from infinity_bento.inputs.inspection import TokenRow, decoded, token_rows
-from infinity_bento.inputs.pool import Encodings, TokenizerPool
+from infinity_bento.served_model import ServedModel
 from infinity_bento.telemetry.startup import Stages
 
 if TYPE_CHECKING:
-    from infinity_bento.runners.lane import Lane
     from infinity_bento.settings import Settings
     from infinity_bento.telemetry.metrics import Metrics
 
 logger = logging.getLogger(__name__)
-
-# A full queue is worth at most this much waiting; beyond it the client should go elsewhere.
-MAX_RETRY_AFTER_SECONDS = 60
-
-
-class ServedModel:
-    """One loaded model: its limits, tokenizer workers, queue and lanes. Built by ``loading.load_model``."""
-
-    def __init__(
-        self,
-        info: ModelInfo,
-        pool: TokenizerPool,
-        batcher: Batcher,
-        lanes: Sequence[Lane],
-        metrics: Metrics | None = None,
-    ) -> None:
-        self.info = info
-        self.pool = pool
-        self.batcher = batcher
-        self.lanes = list(lanes)
-        self.metrics = metrics
-        self._in_flight = 0
-        self._tokens_per_second = 0.0  # moving average over batches, all lanes together
-        self._lock = threading.Lock()
-
-    @property
-    def in_flight(self) -> int:
-        """Inputs admitted and not answered yet."""
-        return self._in_flight
-
-    @property
-    def alive(self) -> bool:
-        """Whether every device thread still runs."""
-        return all(lane.is_alive() for lane in self.lanes)
-
-    def admit(self, inputs: int) -> int:
-        """Take permits for a request, at once or not at all; returns how many to ``release``.
-
-        A request larger than the whole limit is admitted when nothing else is in flight, so that it is not refused
-        for ever.
-
-        Raises:
-            BatchTooLarge: If the request has more inputs than ``max_client_batch_size``.
-            Overloaded: If the permits are taken.
-        """
-        most = self.info.max_client_batch_size
-        if inputs > most:
-            raise BatchTooLarge(
-                f"the request has {inputs} inputs, more than the limit of {most} (max-client-batch-size): split it"
-            )
-        limit = self.info.max_concurrent_requests
-        permits = min(inputs, limit)
-        with self._lock:
-            if self._in_flight + permits > limit:
-                raise Overloaded(
-                    f"{self._in_flight} inputs are in flight and this request adds {inputs}, more than the limit of "
-                    f"{limit} (max-concurrent-requests): retry later",
-                    retry_after_seconds=self.retry_after_seconds(),
-                )
-            self._in_flight += permits
-        return permits
-
-    def release(self, permits: int) -> None:
-        """Give permits back."""
-        with self._lock:
-            self._in_flight -= permits
-
-    def retry_after_seconds(self) -> int:
-        """Seconds until what waits now should be done, from the recent token rate; between 1 and 60."""
-        if self._tokens_per_second <= 0:
-            return 1
-        return max(1, min(MAX_RETRY_AFTER_SECONDS, round(self.batcher.queued_tokens / self._tokens_per_second)))
-
-    def observe_batch(self, size: int, tokens: int, seconds: float) -> None:
-        """A batch ran: feed the token rate and the metrics."""
-        rate = len(self.lanes) * tokens / max(seconds, 1e-6)
-        self._tokens_per_second += 0.2 * (rate - self._tokens_per_second)
-        if self.metrics is not None:
-            self.metrics.observe_batch(self.info.name, size, tokens)
-            self.observe_queue()
-
-    def observe_queue(self) -> None:
-        """The queue changed."""
-        if self.metrics is not None:
-            self.metrics.set_queue(self.info.name, len(self.batcher), self.batcher.queued_tokens)
-
-    def observe_dropped(self, inputs: int) -> None:
-        """Inputs will not be computed, because their caller has gone."""
-        if self.metrics is not None:
-            self.metrics.count_dropped(self.info.name, inputs)
-
-    def observe_retried(self, inputs: int) -> None:
-        """A batch raised, and its inputs run again one by one."""
-        if self.metrics is not None:
-            self.metrics.count_retried(self.info.name)
-
-    def finished(self, ticket: Ticket) -> list[Outcome]:
-        """The outcomes of a resolved ticket.
-
-        Raises:
-            CapacityError: If one is about the server's state: that concerns the request as a whole.
-        """
-        outcomes = ticket.outcomes()
-        truncated = 0
-        for outcome in outcomes:
-            if isinstance(outcome, CapacityError):
-                raise outcome
-            truncated += isinstance(outcome, Result) and outcome.usage.truncated_from is not None
-        if truncated and self.metrics is not None:
-            self.metrics.count_truncated(self.info.name, truncated)
-        return outcomes
-
-    def start(self, ticket: Ticket) -> None:
-        """Send a ticket's items on their way; they resolve it."""
-
-        def on_encoded(encodings: Encodings, seconds: float) -> None:
-            self._enqueue(ticket, encodings, seconds)
-
-        self.pool.submit(ticket.items, on_encoded)
-
-    def _enqueue(self, ticket: Ticket, encodings: Encodings, seconds: float) -> None:
-        """In a tokenizer worker: queue what could be tokenised, answer what could not."""
-        if ticket.abandoned:
-            self.observe_dropped(len(ticket.items))
-            ticket.resolve_rest(DeadlineExceeded("the caller went away before the input was computed"))
-            return
-        now = time.perf_counter()
-        entries: list[Entry] = []
-        failed: list[tuple[int, InfinityError]] = []
-        for index, encoding in enumerate(encodings):
-            if isinstance(encoding, InfinityError):
-                failed.append((index, encoding))
-            else:
-                entries.append(Entry(ticket, index, encoding, seconds, now))
-        if entries:
-            try:
-                self.batcher.put(entries)
-            except CapacityError as error:
-                failed += [(entry.index, error) for entry in entries]
-            self.observe_queue()
-        for index, reason in failed:
-            ticket.resolve(index, reason)
-
-    def close(self) -> None:
-        """Finish the running batches, refuse the waiting entries, end all threads."""
-        self.pool.close()
-        for entry in self.batcher.close():
-            entry.resolve(NotReady("the server is stopping: retry on another replica"))
-        for lane in self.lanes:
-            lane.join()
 
 
 class Engine:

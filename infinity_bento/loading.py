@@ -24,7 +24,7 @@ from infinity_bento.checkpoints.learned_sparse import read_learned_sparse
 from infinity_bento.checkpoints.preflight import ModelPlan, find_files, read_plan
 from infinity_bento.checkpoints.purpose import HeadKind
 from infinity_bento.core import ModelInfo, Pooling, Task
-from infinity_bento.engine import MODEL_STAGES, ServedModel
+from infinity_bento.engine import MODEL_STAGES
 from infinity_bento.errors import ConfigError
 from infinity_bento.heads.build import (
     build_classifier_head,
@@ -46,6 +46,7 @@ from infinity_bento.models.backbone import Backbone, load_backbone
 from infinity_bento.models.static import RoutedBackbone, StaticBackbone
 from infinity_bento.runners.lane import BusyLanes, Lane, LanePlan
 from infinity_bento.runners.runner import Head, Runner
+from infinity_bento.served_model import ServedModel
 from infinity_bento.settings import ModelSettings, Settings, available_cpus
 from infinity_bento.telemetry.metrics import Metrics
 from infinity_bento.telemetry.startup import Stages

@@ -16,7 +16,7 @@ from infinity_bento.batching.packing import PackedBatch
 from infinity_bento.checkpoints.purpose import Activation
 from infinity_bento.core import FloatArray, Item, Task
 from infinity_bento.errors import InfinityError
-from infinity_bento.heads.finite import not_finite
+from infinity_bento.heads.rows import not_finite
 
 
 class ClassifierHead:

@@ -15,11 +15,8 @@ from torch import Tensor
 from infinity_bento.batching.packing import PackedBatch
 from infinity_bento.core import FloatArray, Item, Pooling
 from infinity_bento.errors import InfinityError, InvalidInput
-from infinity_bento.heads.finite import not_finite
 from infinity_bento.heads.pooling import pool
-
-# sentence-transformers' Normalize divides by max(norm, 1e-12).
-NORM_EPSILON = 1e-12
+from infinity_bento.heads.rows import not_finite, unit_rows
 
 
 class EmbeddingHead:
@@ -81,7 +78,7 @@ class EmbeddingHead:
         widths = {item.dimensions or self.truncate_dim for item in items}
         flags = {self.normalize if item.normalize is None else item.normalize for item in items}
         if widths == {None} and len(flags) == 1:  # the usual case, in one step
-            return list(_normalized(rows) if flags.pop() else rows)
+            return list(unit_rows(rows) if flags.pop() else rows)
         return [self._finish_one(row, item) for row, item in zip(rows, items, strict=True)]
 
     def _finish_one(self, row: FloatArray, item: Item) -> FloatArray | InfinityError:
@@ -94,11 +91,4 @@ class EmbeddingHead:
                 )
             row = row[:width]
         normalize = self.normalize if item.normalize is None else item.normalize
-        return _normalized(row[None])[0] if normalize else row
-
-
-def _normalized(rows: FloatArray) -> FloatArray:
-    """Rows of length 1, ``[B, P]``; norms are accumulated in float64, so they do not depend on the values' order."""
-    norms = np.sqrt(np.einsum("bp,bp->b", rows, rows, dtype=np.float64))
-    scale: FloatArray = (1.0 / np.maximum(norms, NORM_EPSILON)).astype(np.float32)
-    return rows * scale[:, None]
+        return unit_rows(row[None])[0] if normalize else row

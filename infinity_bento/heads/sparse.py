@@ -25,8 +25,8 @@ from infinity_bento.checkpoints.st_modules import SparseStaticEmbeddingSpec, Spl
 from infinity_bento.checkpoints.tensor_files import read_tensors, refuse_non_finite
 from infinity_bento.core import FloatArray, Item, SparseRow
 from infinity_bento.errors import InfinityError, InvalidInput, LoadError, WeightMismatch
-from infinity_bento.heads.finite import not_finite
 from infinity_bento.heads.masked_lm import MaskedLM, MaskedLMBackbone, load_masked_lm
+from infinity_bento.heads.rows import not_finite
 
 # Elements of the logits of a chunk, and of the rows of a block: 32 MiB each in float32. On an accelerator larger chunks
 # keep it busy.

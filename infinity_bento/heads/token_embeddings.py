@@ -18,8 +18,7 @@ from torch import Tensor
 from infinity_bento.batching.packing import PackedBatch
 from infinity_bento.core import FloatArray, Item
 from infinity_bento.errors import InfinityError, InvalidInput
-from infinity_bento.heads.embedding import NORM_EPSILON
-from infinity_bento.heads.finite import not_finite
+from infinity_bento.heads.rows import not_finite, unit_rows
 
 
 class TokenRows(NamedTuple):
@@ -79,7 +78,7 @@ class TokenEmbeddingHead:
         if not np.isfinite(matrix).all():
             return not_finite(item)
         normalize = self.normalize if item.normalize is None else item.normalize
-        return _unit(matrix) if normalize else matrix
+        return unit_rows(matrix) if normalize else matrix
 
 
 def _to_host(rows: TokenRows, spans: Sequence[slice]) -> list[FloatArray]:
@@ -89,10 +88,3 @@ def _to_host(rows: TokenRows, spans: Sequence[slice]) -> list[FloatArray]:
         return [block[span] for span in spans]
     wanted: FloatArray = torch.cat([rows.matrix_TP[span] for span in spans]).cpu().numpy()
     return np.split(wanted, np.cumsum([span.stop - span.start for span in spans])[:-1])
-
-
-def _unit(matrix: FloatArray) -> FloatArray:
-    """Rows of length 1; norms are accumulated in float64."""
-    norms = np.sqrt(np.einsum("np,np->n", matrix, matrix, dtype=np.float64))
-    scale: FloatArray = (1.0 / np.maximum(norms, NORM_EPSILON)).astype(np.float32)
-    return matrix * scale[:, None]

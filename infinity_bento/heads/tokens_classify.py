@@ -16,7 +16,7 @@ from infinity_bento.batching.packing import PackedBatch
 from infinity_bento.core import FloatArray, Item, TokenLabel, TokenSpans
 from infinity_bento.errors import InferenceError, InfinityError
 from infinity_bento.heads.classify import softmax
-from infinity_bento.heads.finite import not_finite
+from infinity_bento.heads.rows import not_finite
 from infinity_bento.heads.token_labels import Labeller
 
 
