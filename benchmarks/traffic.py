@@ -270,7 +270,7 @@ def run_benchmark(
     workload = make_workload(options.lengths, options.texts, options.seed, options.tokenizer, options.max_length)
     machine = common.machine()  # before, for the load
     try:
-        with asyncio.Runner(loop_factory=_fast_loop()) as runner:
+        with asyncio.Runner(loop_factory=fast_loop()) as runner:
             measured = runner.run(measure(options, workload))
     except OSError as error:
         raise BenchmarkError(f"the server at {options.url} cannot be used ({error}): start it first.") from error
@@ -286,7 +286,7 @@ def run_benchmark(
     return report | {"file": common.write_report(options.out, name, report).name}
 
 
-def _fast_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
+def fast_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
     """uvloop's loop where it is installed (its version is then in the report), else asyncio's own."""
     try:
         import uvloop

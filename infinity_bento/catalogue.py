@@ -21,10 +21,15 @@ from infinity_bento.checkpoints.st_modules import ModuleSpec, PoolingSpec, Splad
 from infinity_bento.core import Pooling, Task
 from infinity_bento.errors import ConfigError, LoadError
 from infinity_bento.settings import ModelSettings, resolve
+from infinity_bento.sources import preset_files
 
-# What a preset says about its checkpoint, in comments of the form "# key: text", beside the options that it sets.
-FACTS = ("task", "family", "licence", "pooling", "prompts", "length", "dimensions", "source")
-FACT = re.compile(r"# (" + "|".join(FACTS) + r"): (.+)")
+# What a preset says about its checkpoint, in comments of the form "# key: text", beside the options that it sets. Each
+# "# source: keys: place" names where those keys were read; "# unverified: keys" those that nobody has looked up.
+FACTS = ("task", "family", "licence", "pooling", "prompts", "length", "dimensions", "note")
+REQUIRED = {"task", "family", "licence"}
+VECTOR_FACTS = {"pooling", "prompts", "dimensions"}
+OWN_WORDS = {"task", "note"}  # need no source
+FACT = re.compile(r"# (" + "|".join((*FACTS, "source", "unverified")) + r"): (.+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +39,14 @@ class Preset:
     name: str
     model: ModelSettings
     facts: Mapping[str, str]  # by the names of FACTS
+    sources: Mapping[str, str]  # fact -> the page or file where it was read
+    unverified: frozenset[str] = frozenset()  # facts without such a place
 
     @property
-    def max_length(self) -> int:
-        """Tokens of the longest input: by option, else as the checkpoint's own files limit it."""
-        return self.model.max_sequence_length or int(self.facts["length"])
+    def max_length(self) -> int | None:
+        """Tokens of the longest input: by option, else as published; None where the checkpoint alone says it."""
+        published = self.facts.get("length")
+        return self.model.max_sequence_length or (int(published) if published else None)
 
     @property
     def tasks(self) -> tuple[Task, ...]:
@@ -81,31 +89,53 @@ def results_file() -> Path:
 
 def read_presets(folder: Path) -> tuple[Preset, ...]:
     """The presets of a folder, by name. Raises as ``read_preset``."""
-    return tuple(read_preset(file) for file in sorted(folder.glob("*.yaml")))
+    return tuple(read_preset(file) for file in preset_files(folder))
 
 
 def read_preset(file: Path) -> Preset:
     """One preset of one model, with what its comments say.
 
     Raises:
-        ConfigError: If it does not resolve, serves several models, or lacks a fact that the catalogue shows.
+        ConfigError: If it does not resolve, serves several models, lacks a fact that the catalogue needs, or says
+            something without the place where it was read.
     """
     settings = resolve(preset=str(file))
-    matches = map(FACT.fullmatch, file.read_text(encoding="utf-8").splitlines())
-    facts = {match[1]: match[2] for match in matches if match}
     if len(settings.models) != 1:
         raise ConfigError(f"{file.name} serves {len(settings.models)} models; a preset of the catalogue serves one.")
     model = settings.models[0]
-    wanted = set(FACTS) - {"length"} if model.max_sequence_length else set(FACTS)
-    if facts.get("task") != Task.EMBED:
-        wanted -= {"pooling", "prompts", "dimensions"}
-    if set(facts) != wanted:
-        names = ", ".join(sorted(wanted ^ set(facts)))
+    matches = [match for match in map(FACT.fullmatch, file.read_text(encoding="utf-8").splitlines()) if match]
+    facts = {match[1]: match[2] for match in matches if match[1] in FACTS}
+    _check_facts(file.name, facts, limited=model.max_sequence_length is not None)
+    sources: dict[str, str] = {}
+    for match in matches:
+        if match[1] == "source":
+            names, _, place = match[2].partition(": ")
+            sources |= dict.fromkeys(names.split(", "), place)
+    unverified = frozenset(name for match in matches if match[1] == "unverified" for name in match[2].split(", "))
+    _check_sources(file.name, set(facts) | ({"length"} if model.max_sequence_length else set()), sources, unverified)
+    return Preset(file.stem, model, facts, sources, unverified)
+
+
+def _check_facts(name: str, facts: Mapping[str, str], *, limited: bool) -> None:
+    unfit = set() if facts.get("task") == Task.EMBED else VECTOR_FACTS & set(facts)
+    unfit |= {"length"} & set(facts) if limited else set()
+    if wrong := sorted(REQUIRED - set(facts) | unfit):
         raise ConfigError(
-            f"{file.name} needs a comment '# key: text' for each of {', '.join(sorted(wanted))}, and no other; "
-            f"look at: {names}."
+            f"{name} needs a comment '# key: text' for each of {', '.join(sorted(REQUIRED))}, one for the length only "
+            f"without max-sequence-length, and those of vectors only for the task embed; look at: {', '.join(wrong)}."
         )
-    return Preset(file.stem, model, facts)
+
+
+def _check_sources(name: str, claims: set[str], sources: Mapping[str, str], unverified: frozenset[str]) -> None:
+    """Each claim has one web address or is marked; what has either is a claim."""
+    needed = claims - OWN_WORDS
+    wrong = (needed - set(sources) - unverified) | (set(sources) & unverified) | ((set(sources) | unverified) - claims)
+    wrong |= {key for key, place in sources.items() if not re.fullmatch(r"https://\S+", place)}
+    if wrong:
+        raise ConfigError(
+            f"{name} needs a comment '# source: keys: https://...' with the page or file where they were read, or "
+            f"'# unverified: keys', for each of {', '.join(sorted(needed))}; look at: {', '.join(sorted(wrong))}."
+        )
 
 
 def read_results(file: Path) -> Results:
@@ -221,11 +251,9 @@ def models_markdown(results: Results, presets: Sequence[Preset]) -> str:
         ("family", "`model_type`", "tasks", "attention", "default pooling", "largest difference", "notes"),
         [_family_row(family, results) for family in TABLE],
     )
-    columns = ("preset", "checkpoint", "family", "task", "pooling", "prompts", "max length", "dimensions", "licence")
-    return (
-        f"{_INTRODUCTION}\n{families}\n{conditions}\n\n{_READING}\n"
-        f"{_table(columns, [_preset_row(preset) for preset in presets])}"
-    )
+    facts = ("family", "task", "pooling", "prompts", "max length", "dimensions", "licence", "notes")
+    listed = _table(("preset", "checkpoint", *facts), [_preset_row(preset) for preset in presets])
+    return f"{_INTRODUCTION}\n{families}\n{conditions}\n\n{_READING}\n{listed}"
 
 
 def _family_row(family: Family, results: Results) -> tuple[str, ...]:
@@ -249,17 +277,16 @@ def _family_row(family: Family, results: Results) -> tuple[str, ...]:
 
 
 def _preset_row(preset: Preset) -> tuple[str, ...]:
-    facts = preset.facts
+    shown = dict(preset.facts)
+    shown["family"] = BY_MODEL_TYPE[shown["family"]].title
+    if preset.max_length:
+        shown["length"] = str(preset.max_length)
+    shown |= {name: f"{shown[name]} (unverified)" for name in preset.unverified}
+    names = ("family", "task", "pooling", "prompts", "length", "dimensions", "licence", "note")
     return (
         f"[`{preset.name}`](../configs/{preset.name}.yaml)",
         f"`{preset.model.model_id}`",
-        BY_MODEL_TYPE[facts["family"]].title,
-        facts["task"],
-        facts.get("pooling", "-"),
-        facts.get("prompts", "-"),
-        str(preset.max_length),
-        facts.get("dimensions", "-"),
-        facts["licence"],
+        *(shown.get(name, "" if name == "note" else "-") for name in names),
     )
 
 
@@ -307,10 +334,12 @@ memory grows linearly with the length.
 
 `infinity-bento serve --preset NAME` or `bentoml serve --arg preset=NAME`. A preset is a file of options in
 `configs/`: the checkpoint, its public name, and what its model card defines and its files lack. Options given beside
-it win. The columns repeat what the publishers say; at start the server prints, and `/info` answers, what the files
-really define.
+it win. The columns repeat what was published: each preset names the page or file where every fact was read, and what
+could not be looked up is marked "unverified" or left out ("-"). The checkpoint decides: at start the server prints,
+and `/info` answers, what its files really define.
 
 A prompt **by name** is saved in the checkpoint: choose it with `prompt_name` in a request or with
-`--default-prompt-name`. A **literal** one is not: the client writes it before its texts or sends it as `prompt`, or
-the server is started with `--default-prompt`.
+`--default-prompt-name`. A **literal** one is the text itself: the client writes it before its texts or sends it as
+`prompt`, or the server is started with `--default-prompt`. Some checkpoints save theirs by name as well; `x_prompts`
+in `GET /v1/models` lists the names.
 """

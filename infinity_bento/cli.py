@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
-from infinity_bento import __version__, catalogue
-from infinity_bento.errors import ConfigError
+from infinity_bento import __version__, catalogue, importing
+from infinity_bento.errors import ConfigError, LoadError
+from infinity_bento.listening import Address, require_free
 from infinity_bento.options import BOOLEAN, MODEL_OPTIONS, OPTIONS, SERVER_OPTIONS, UNSUPPORTED, Option, closest
 from infinity_bento.settings import Settings, resolve
-from infinity_bento.sources import join_values, preset_file
+from infinity_bento.sources import HANDED_ON_VARIABLE, join_values, preset_file
 
 CommandLine = dict[str, list[str]]  # option name -> texts as written
 
@@ -28,6 +29,7 @@ class Launch:
 
     arguments: list[str]
     environ: dict[str, str] = field(repr=False)  # holds the secrets
+    address: Address
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -45,9 +47,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(options_markdown() if parsed.markdown else options_table(), end="")
         elif parsed.command == "models":
             print(_models(markdown=parsed.markdown), end="")
+        elif parsed.command == "import":
+            return importing.run_command(parsed, os.environ)
         else:
             print(f"infinity-bento {__version__}")
-    except ConfigError as error:
+    except (ConfigError, LoadError) as error:
         print(f"infinity-bento: {error.message}", file=sys.stderr)
         return 2
     return 0
@@ -66,7 +70,7 @@ def plan_launch(cli: Mapping[str, Sequence[str]], environ: Mapping[str, str], di
     """
     settings = resolve(cli, environ)
     given = {name: list(texts) for name, texts in cli.items()}
-    environment = dict(environ)
+    environment = {**environ, HANDED_ON_VARIABLE: ",".join(cli)}
     target, working_directory = service_target()
     if working_directory is not None:
         _pin_local_paths(given, directory, settings)
@@ -79,7 +83,7 @@ def plan_launch(cli: Mapping[str, Sequence[str]], environ: Mapping[str, str], di
     arguments += ["--host", settings.hostname, "--port", str(settings.port)]
     for name, texts in given.items():
         arguments += ["--arg", f"{name.replace('-', '_')}={';'.join(texts)}"]
-    return Launch(arguments, environment)
+    return Launch(arguments, environment, Address(settings.hostname, settings.port))
 
 
 def service_target() -> tuple[str, Path | None]:
@@ -136,6 +140,9 @@ Every option can be given in four places. A place wins over the ones below it:
 3. a preset, `--preset NAME` for `configs/NAME.yaml` or `--preset path/to/file.yaml`: option names and their values;
 4. the default.
 
+`bentoml serve` has flags of its own: `--host` and `--port` (`BENTOML_HOST`, `BENTOML_PORT`) win over `hostname` and
+`port`.
+
 The server prints at start which values are in force and where each comes from. A wrong value, an unknown option and an
 option that is not supported stop the start with exit code 2 and one sentence; an unknown `INFINITY_*` variable is
 noted with the closest name.
@@ -191,6 +198,7 @@ def _parser() -> argparse.ArgumentParser:
     table.add_argument("--markdown", action="store_true", help="as docs/configuration.md")
     models = commands.add_parser("models", help="list model families and presets", allow_abbrev=False)
     models.add_argument("--markdown", action="store_true", help="as docs/models.md")
+    importing.add_command(commands)
     commands.add_parser("version", help="print the version", allow_abbrev=False)
     return parser
 
@@ -249,6 +257,7 @@ def _pin_local_paths(given: CommandLine, directory: Path, settings: Settings) ->
 
 def _serve(cli: CommandLine) -> NoReturn:
     launch = plan_launch(cli, os.environ, Path.cwd())
+    require_free(launch.address)
     sys.stdout.flush()
     os.execve(launch.arguments[0], launch.arguments, launch.environ)
 

@@ -7,12 +7,14 @@ head makes one output per item, and the caller gets a ``Result`` or an ``Infinit
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from infinity_bento.decisions import DecisionRequest
 from infinity_bento.errors import InfinityError
 
 FloatArray = NDArray[np.float32]
@@ -28,6 +30,7 @@ class Task(enum.StrEnum):
     RERANK = "rerank"
     CLASSIFY = "classify"
     CLASSIFY_TOKENS = "classify_tokens"
+    DECIDE = "decide"
 
 
 class Pooling(enum.StrEnum):
@@ -66,13 +69,14 @@ class Aggregation(enum.StrEnum):
 class Item:
     """One input of one task. Set by the wire layer; nobody changes it afterwards.
 
-    Exactly one of ``text`` and ``token_ids`` is set. ``text_pair`` makes a pair (rerank, predict).
+    Exactly one of ``text``, ``token_ids`` and ``decision`` is set. ``text_pair`` makes a pair (rerank, predict).
     """
 
     task: Task
     text: str | None = None
     text_pair: str | None = None
     token_ids: list[int] | None = None  # used as given: no prompt, no special tokens added
+    decision: DecisionRequest | None = None  # DECIDE: all questions of one request
     # Text handling. None means the default of the served model.
     prompt_name: str | None = None
     prompt: str | None = None  # a literal prefix; wins over prompt_name
@@ -88,9 +92,16 @@ class Item:
     ignore_labels: tuple[str, ...] = ("O",)  # CLASSIFY_TOKENS: labels left out of the answer
 
 
+class BlockMask(enum.StrEnum):
+    """Who sees whom among the blocks of one sequence, both directions; block 0 is common ground."""
+
+    SHARED_APART = "shared_apart"  # block 0 sees itself alone; another block sees block 0 and itself
+    SHARED_SEES_ALL = "shared_sees_all"  # block 0 sees everything; another block sees block 0 and itself
+
+
 @dataclass(slots=True)
 class Encoded:
-    """The tokens of one item. Set by the tokenizer."""
+    """The tokens of one item, or of each sequence of an item that is several. Set by the tokenizer."""
 
     input_ids: list[int]
     token_type_ids: list[int] | None = None  # None: all zero
@@ -101,9 +112,20 @@ class Encoded:
     attended: int | None = None  # leading tokens that may be attended to; the others only ask. None: all
     kept: NDArray[np.bool_] | None = None  # tokens whose vectors are part of a token matrix; None: all
     static: bool = False  # answered from a table of token weights: no model runs
+    # Decisions.
+    parts: list[Encoded] | None = None  # the sequences of an item that is several; its own ``input_ids`` is empty then
+    position_ids: list[int] | None = None  # from 0; None: 0, 1, 2 ...
+    blocks: NDArray[np.int32] | None = None  # the block of each token; None: all one
+    block_mask: BlockMask = BlockMask.SHARED_APART  # how ``blocks`` are read
+    readout: Any = None  # what the head must know of this sequence: where to read, and which rows
 
     def __len__(self) -> int:
-        return len(self.input_ids)
+        return len(self.input_ids) if self.parts is None else sum(map(len, self.parts))
+
+    @property
+    def sequences(self) -> list[Encoded]:
+        """What is packed for this item: its parts, or itself."""
+        return [self] if self.parts is None else self.parts
 
 
 @dataclass(slots=True)
@@ -154,6 +176,18 @@ class Timing:
     queue_seconds: float = 0.0
     inference_seconds: float = 0.0
 
+    @classmethod
+    def mean(cls, timings: Sequence[Timing]) -> Timing:
+        """The mean of each stage, as TEI reports it; of at least one item."""
+        count = len(timings)
+        if count == 1:
+            return timings[0]
+        return cls(
+            sum(timing.tokenize_seconds for timing in timings) / count,
+            sum(timing.queue_seconds for timing in timings) / count,
+            sum(timing.inference_seconds for timing in timings) / count,
+        )
+
 
 @dataclass(slots=True)
 class Result:
@@ -161,7 +195,7 @@ class Result:
 
     ``output`` by task: EMBED ``[D]`` float32; EMBED_ALL ``[n, D]`` float32; EMBED_SPARSE ``SparseRow``;
     RERANK ``[1]`` and CLASSIFY ``[labels]`` float32 scores (activated unless ``raw_scores``);
-    CLASSIFY_TOKENS a list of ``TokenLabel``.
+    CLASSIFY_TOKENS a list of ``TokenLabel``; DECIDE a ``Decision`` per question, in the order of the request.
     """
 
     output: Any

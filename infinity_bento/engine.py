@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,34 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+class Mailbox:
+    """Futures to finish in an event loop. A device thread finishes many at once: the loop is woken for the first."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._finished: list[asyncio.Future[None]] = []
+        self._woken = False
+        self._lock = threading.Lock()
+
+    def deliver(self, future: asyncio.Future[None]) -> None:
+        """Finish a future; from any thread."""
+        with self._lock:
+            self._finished.append(future)
+            waking, self._woken = not self._woken, True
+        if waking:
+            try:
+                self.loop.call_soon_threadsafe(self._clear)
+            except RuntimeError:  # the loop was closed while the item was computed: nobody waits any more
+                logger.debug("a result came after its event loop was closed")
+
+    def _clear(self) -> None:
+        with self._lock:
+            finished, self._finished, self._woken = self._finished, [], False
+        for future in finished:
+            if not future.done():
+                future.set_result(None)
+
+
 class Engine:
     """Several served models in one process.
 
@@ -46,6 +75,7 @@ class Engine:
         self.settings = settings
         self.metrics = metrics
         self._models: dict[str, ServedModel] = {}
+        self._last_mailbox: Mailbox | None = None
         self._closing = False
         self._loading = threading.Lock()  # held while models load, and while they are closed
         self._stages = Stages(stage_names(settings), logger.info)
@@ -64,8 +94,11 @@ class Engine:
 
     # Loading -----------------------------------------------------------------------------------------------------
 
-    def load(self) -> None:
-        """Load, check and warm up every model, one after the other, in this thread. Raises as ``from_settings``."""
+    def load(self, *, url: str = "") -> None:
+        """Load, check and warm up every model, one after the other, in this thread. Raises as ``from_settings``.
+
+        ``url``, if given, is where the log says that they answer now.
+        """
         with self._loading:
             try:
                 self._load_models()
@@ -73,9 +106,9 @@ class Engine:
                 self._stages.fail(error.message)
                 raise
             except Exception as error:
-                self._stages.fail(f"loading failed unexpectedly ({type(error).__name__}: {error})")
+                self._stages.fail(f"Loading failed unexpectedly ({type(error).__name__}: {error}).")
                 raise
-            self._stages.ready()
+            self._stages.ready(url)
 
     def _load_models(self) -> None:
         with self._stages.stage(STAGE_IMPORT):
@@ -85,7 +118,7 @@ class Engine:
             busy = BusyLanes()
         for model_settings in self.settings.models:
             if self._closing:
-                raise NotReady("the server was stopped while its models were loading")
+                raise NotReady("The server was stopped while its models were loading.")
             prefix = stage_prefix(self.settings, model_settings.served_model_name)
             model = loading.load_model(
                 model_settings, self.settings, self._stages, prefix=prefix, busy=busy, metrics=self.metrics
@@ -121,28 +154,7 @@ class Engine:
             InvalidInput: If several models can and none is named.
         """
         self._require_ready()
-        able = [model.info for model in self._models.values() if task in model.info.tasks]
-        if name:
-            model = self._model(name)
-            if task not in model.info.tasks:
-                raise UnsupportedTask(
-                    f"model {name!r} cannot {task.value}; it can {_listed(model.info.tasks)}. "
-                    f"Models that can {task.value}: {', '.join(repr(info.name) for info in able) or 'none'}",
-                    param="model",
-                )
-            return model.info
-        if len(able) == 1:
-            return able[0]
-        if not able:
-            raise UnsupportedTask(
-                f"no served model can {task.value}; served: "
-                + "; ".join(f"{info.name!r} can {_listed(info.tasks)}" for info in self.infos()),
-                param="model",
-            )
-        raise InvalidInput(
-            f"several models can {task.value}: name one of {', '.join(repr(info.name) for info in able)} as model",
-            param="model",
-        )
+        return choose_model(self.infos(), name, task)
 
     async def submit(self, name: str, items: Sequence[Item]) -> list[Outcome]:
         """Run items on a model; the event loop stays free meanwhile.
@@ -162,16 +174,11 @@ class Engine:
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
-
-        def finish() -> None:
-            if not future.done():
-                future.set_result(None)
+        mailbox = self._mailbox(loop)
+        started = time.perf_counter()
 
         def on_done() -> None:
-            try:
-                loop.call_soon_threadsafe(finish)
-            except RuntimeError:  # the loop was closed while the item was computed: nobody waits any more
-                logger.debug("a result came after its event loop was closed")
+            mailbox.deliver(future)
 
         model, permits = self._admit(name, items)
         ticket = Ticket(items, on_done)
@@ -183,7 +190,13 @@ class Engine:
             raise
         finally:
             model.release(permits)
-        return model.finished(ticket)
+        return model.finished(ticket, started)
+
+    def _mailbox(self, loop: asyncio.AbstractEventLoop) -> Mailbox:
+        """The mailbox of a running event loop; nearly always there is one."""
+        if self._last_mailbox is None or self._last_mailbox.loop is not loop:
+            self._last_mailbox = Mailbox(loop)
+        return self._last_mailbox
 
     def submit_sync(self, name: str, items: Sequence[Item], *, timeout_seconds: float | None = None) -> list[Outcome]:
         """``submit`` for callers without an event loop; blocks this thread.
@@ -192,6 +205,7 @@ class Engine:
             DeadlineExceeded: After ``timeout_seconds``; what still waits is dropped. Otherwise as ``submit``.
         """
         done = threading.Event()
+        started = time.perf_counter()
         model, permits = self._admit(name, items)
         ticket = Ticket(items, done.set)
         try:
@@ -199,11 +213,11 @@ class Engine:
             if not done.wait(timeout_seconds):
                 ticket.abandon()
                 raise DeadlineExceeded(
-                    f"not answered within {timeout_seconds:g} s: send less at once, or allow more time"
+                    f"Not answered within {timeout_seconds:g} s: send less at once, or allow more time."
                 )
         finally:
             model.release(permits)
-        return model.finished(ticket)
+        return model.finished(ticket, started)
 
     async def tokenize(
         self, name: str, texts: Sequence[str], *, add_special_tokens: bool = True, prompt_name: str | None = None
@@ -233,30 +247,29 @@ class Engine:
         self._require_ready()
         model = self._models.get(name)
         if model is None:
-            raise UnknownModel(
-                f"model {name!r} is not served here; available: {', '.join(map(repr, self._models))}", param="model"
-            )
+            raise _unknown(name, self.infos())
         return model
 
     def _admit(self, name: str, items: Sequence[Item]) -> tuple[ServedModel, int]:
         model = self._model(name)
         if not items:
-            raise EmptyInput("the list of inputs is empty: send at least one")
+            raise EmptyInput("The list of inputs is empty: send at least one.")
         wrong = next((item.task for item in items if item.task not in model.info.tasks), None)
         if wrong is not None:
-            raise UnsupportedTask(f"model {name!r} cannot {wrong.value}; it can {_listed(model.info.tasks)}")
+            raise UnsupportedTask(f"Model {name!r} cannot {wrong.value}; it can {_listed(model.info.tasks)}.")
+        model.observe_request(items)
         return model, model.admit(len(items))
 
     def _require_ready(self) -> None:
         if self._closing:
-            raise NotReady("the server is stopping: retry on another replica")
+            raise NotReady("The server is stopping: retry on another replica.")
         status = self.status()
         if status.error is not None:
-            raise NotReady(f"the server could not load its models: {status.error}", retry_after_seconds=60)
+            raise NotReady(f"The server could not load its models: {status.error}", retry_after_seconds=60)
         if not status.ready:
             raise NotReady(
-                f"models are loading: stage {status.stage_number} of {status.stage_count} ({status.stage}) after "
-                f"{status.elapsed_seconds:.1f} s; retry shortly, or wait for /readyz"
+                f"Models are loading: stage {status.stage_number} of {status.stage_count} ({status.stage}) after "
+                f"{status.elapsed_seconds:.1f} s; retry shortly, or wait for /readyz."
             )
 
     # Stopping ----------------------------------------------------------------------------------------------------
@@ -277,6 +290,40 @@ class Engine:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def choose_model(infos: Sequence[ModelInfo], name: str | None, task: Task) -> ModelInfo:
+    """The one of several models that answers a request. Raises as ``Engine.resolve``, but for ``NotReady``."""
+    able = [info for info in infos if task in info.tasks]
+    if name:
+        named = next((info for info in infos if info.name == name), None)
+        if named is None:
+            raise _unknown(name, infos)
+        if task not in named.tasks:
+            raise UnsupportedTask(
+                f"Model {name!r} cannot {task.value}; it can {_listed(named.tasks)}. "
+                f"Models that can {task.value}: {', '.join(repr(info.name) for info in able) or 'none'}.",
+                param="model",
+            )
+        return named
+    if len(able) == 1:
+        return able[0]
+    if not able:
+        raise UnsupportedTask(
+            f"No served model can {task.value}; served: "
+            + "; ".join(f"{info.name!r} can {_listed(info.tasks)}" for info in infos)
+            + ".",
+            param="model",
+        )
+    raise InvalidInput(
+        f"Several models can {task.value}: name one of {', '.join(repr(info.name) for info in able)} as model.",
+        param="model",
+    )
+
+
+def _unknown(name: str, infos: Sequence[ModelInfo]) -> UnknownModel:
+    available = ", ".join(repr(info.name) for info in infos)
+    return UnknownModel(f"Model {name!r} is not served here; available: {available}.", param="model")
 
 
 STAGE_IMPORT = "import libraries"

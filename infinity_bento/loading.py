@@ -5,6 +5,8 @@ Called by ``Engine.load`` in its loading thread. The one place where checkpoints
 
 from __future__ import annotations
 
+import logging
+import sys
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -43,7 +45,9 @@ from infinity_bento.inputs.static import load_routed_tokenizer, load_static_toke
 from infinity_bento.inputs.templates import chat_template_arguments
 from infinity_bento.inputs.tokenization import TextRules, TextTokenizer, load_text_tokenizer
 from infinity_bento.models.backbone import Backbone, load_backbone
+from infinity_bento.models.linears import Kernel, LinearPlan, Precision, has_fast_bfloat16, has_onednn
 from infinity_bento.models.static import RoutedBackbone, StaticBackbone
+from infinity_bento.runners.allocator import keep_freed_memory
 from infinity_bento.runners.lane import BusyLanes, Lane, LanePlan
 from infinity_bento.runners.runner import Head, Runner
 from infinity_bento.served_model import ServedModel
@@ -51,11 +55,15 @@ from infinity_bento.settings import ModelSettings, Settings, available_cpus
 from infinity_bento.telemetry.metrics import Metrics
 from infinity_bento.telemetry.startup import Stages
 
+logger = logging.getLogger(__name__)
+
 # On the CPU a bigger batch buys nothing beyond this, and costs latency and memory.
 CPU_BATCH_TOKENS = 1024
 # Below this a token costs noticeably more; a millisecond is little beside the batch that is running meanwhile.
-CPU_PATIENCE_TOKENS = 256
-CPU_PATIENCE_SECONDS = 0.005
+CPU_PATIENCE_TOKENS = 384
+CPU_PATIENCE_SECONDS = 0.008
+CPU_PATIENCE_GAP_SECONDS = 0.004
+SWITCH_SECONDS = 0.0005
 # The queue holds this many full batches; more would only be answered after their clients gave up.
 QUEUE_BATCHES = 32
 
@@ -89,19 +97,27 @@ def load_model(
     find, read, load, check, warm = (prefix + stage for stage in MODEL_STAGES)
     with stages.stage(find):
         found = find_files(settings, server)
+        stages.detail(f"{found.source}, {found.path}")
     with stages.stage(read):
         plan = read_plan(settings, found)
     device = choose_device(settings.torch_device)
+    if device.type == "cpu":
+        keep_freed_memory()
+        # A device thread asks for Python's lock after every operation, and would wait 5 ms each time that the event
+        # loop or another lane is computing in Python.
+        sys.setswitchinterval(SWITCH_SECONDS)
     dtype = choose_dtype(settings.dtype, device)
     with stages.stage(load), ThreadPoolExecutor(1, thread_name_prefix="load-tokenizer") as executor:
         tokenizer_job = executor.submit(load_tokenizer, plan, settings)
-        backbone = load_model_backbone(plan, dtype=dtype, device=device)
+        backbone = load_model_backbone(plan, settings, dtype=dtype, device=device)
         tokenizer = tokenizer_job.result()
         heads = build_heads(plan, settings, backbone, tokenizer)
     with stages.stage(check):
         backbone.self_check()
     runner = Runner(backbone, heads)
-    lane_plan = plan_lanes(device, settings.max_batch_tokens)
+    lane_plan = plan_lanes(device, settings.max_batch_tokens, workers=server.workers, shares_prefixes=backbone.causal)
+    if device.type == "cpu":
+        logger.info("model %s: %s", settings.served_model_name, cpu_choices(backbone, lane_plan))
     with stages.stage(warm):
         if server.warmup:
             torch.set_num_threads(lane_plan.lone_threads or torch.get_num_threads())
@@ -126,19 +142,48 @@ def choose_device(name: str) -> torch.device:
         count = torch.cuda.device_count()
         if (device.index or 0) >= count:
             raise ConfigError(
-                f"torch-device {name} is not there: this machine shows {count} CUDA devices to torch "
-                f"{torch.__version__}; use cpu or auto, or install a CUDA build of torch and a driver"
+                f"--torch-device {name} is not there: this machine shows {count} CUDA devices to torch "
+                f"{torch.__version__}; use cpu or auto, or install a CUDA build of torch and a driver."
             )
     if device.type == "mps" and not torch.backends.mps.is_available():
-        raise ConfigError("torch-device mps is not there: it needs a Mac with Apple silicon; use cpu or auto")
+        raise ConfigError("--torch-device mps is not there: it needs a Mac with Apple silicon; use cpu or auto.")
     return device
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The dtype of the option ``dtype``; ``auto`` is float32 on the CPU and bfloat16 elsewhere."""
+    """The dtype of the weights for the option ``dtype``; ``auto`` is float32 on the CPU and bfloat16 elsewhere.
+
+    Raises:
+        ConfigError: If ``mixed`` is asked of a device or processor that gains nothing by it.
+    """
     if name == "auto":
         return torch.float32 if device.type == "cpu" else torch.bfloat16
+    if name == "mixed":
+        if device.type != "cpu":
+            raise ConfigError(f"--dtype mixed is for the CPU, and this model runs on {device}; use bfloat16 or auto.")
+        if not has_fast_bfloat16():
+            raise ConfigError(
+                "--dtype mixed needs a processor with bfloat16 units (AVX512-BF16 or AMX), which this one lacks; use "
+                "float32 or auto."
+            )
+        return torch.float32
     return DTYPES[name]
+
+
+def plan_linears(settings: ModelSettings, dtype: torch.dtype, device: torch.device) -> LinearPlan | None:
+    """How the linears of a model run; None: as they are, on a device with kernels of its own or in half precision.
+
+    Raises:
+        ConfigError: If the option ``cpu-linear`` asks for a kernel that this build of torch lacks.
+    """
+    if device.type != "cpu" or dtype != torch.float32:
+        return None
+    kernel = None if settings.cpu_linear == "auto" else Kernel(settings.cpu_linear)
+    if kernel in (Kernel.ONEDNN, Kernel.BOTH) and not has_onednn():
+        raise ConfigError(
+            f"--cpu-linear {kernel} needs oneDNN, which this torch ({torch.__version__}) lacks; use torch."
+        )
+    return LinearPlan(kernel, Precision.MIXED if settings.dtype == "mixed" else Precision.FLOAT32)
 
 
 def load_tokenizer(plan: ModelPlan, settings: ModelSettings) -> TextTokenizer:
@@ -163,17 +208,26 @@ def load_tokenizer(plan: ModelPlan, settings: ModelSettings) -> TextTokenizer:
         return load_static_tokenizer(layout.transformer_path, rules)
     if has_static_queries(plan):
         return load_routed_tokenizer(layout, read_learned_sparse(layout), rules, token_budget=budget)
-    return load_text_tokenizer(layout.transformer_path, rules)
+    return load_text_tokenizer(layout.tokenizer_path, rules)
 
 
 # Heads, threads, start -------------------------------------------------------------------------------------------
 
 
-def load_model_backbone(plan: ModelPlan, *, dtype: torch.dtype, device: torch.device) -> AnyBackbone:
+def load_model_backbone(
+    plan: ModelPlan, settings: ModelSettings, *, dtype: torch.dtype, device: torch.device
+) -> AnyBackbone:
     """The transformer, or the table of token vectors of a model that has none."""
     if plan.purpose.kind is HeadKind.STATIC:
         return StaticBackbone.load(plan.layout.transformer_path, device)
-    transformer = load_backbone(plan.layout, plan.family, dtype=dtype, device=device)
+    transformer = load_backbone(
+        plan.layout,
+        plan.family,
+        dtype=dtype,
+        device=device,
+        linears=plan_linears(settings, dtype, device),
+        native_encoders=settings.native_encoders,
+    )
     return RoutedBackbone(transformer) if has_static_queries(plan) else transformer
 
 
@@ -229,18 +283,38 @@ def build_heads(
     return heads
 
 
-def plan_lanes(device: torch.device, max_batch_tokens: int) -> LanePlan:
-    """How batches run on a device: on the CPU one lane per core, else one lane that keeps the device busy."""
+def plan_lanes(
+    device: torch.device, max_batch_tokens: int, *, workers: int = 1, shares_prefixes: bool = False
+) -> LanePlan:
+    """How batches run on a device: on the CPU one lane per core, else one lane that keeps the device busy.
+
+    ``workers`` processes share the cores. A model that shares prefixes gets larger batches, as not all of their tokens
+    are computed.
+    """
     if device.type != "cpu":
         return LanePlan(1, 0, 0, max_batch_tokens, prefetch=True)
-    cores = available_cpus()
+    cores = max(1, available_cpus() // workers)
     return LanePlan(
         lanes=cores,
         threads_per_lane=1,
         lone_threads=cores,
-        batch_tokens=min(CPU_BATCH_TOKENS, max_batch_tokens),
+        batch_tokens=min(CPU_BATCH_TOKENS * (2 if shares_prefixes else 1), max_batch_tokens),
         patience_tokens=CPU_PATIENCE_TOKENS,
         patience_seconds=CPU_PATIENCE_SECONDS,
+        patience_gap_seconds=CPU_PATIENCE_GAP_SECONDS,
+    )
+
+
+def cpu_choices(backbone: AnyBackbone, plan: LanePlan) -> str:
+    """One line that says how this model runs on the CPU, and why."""
+    lanes = f"{plan.lanes} lanes of {plan.threads_per_lane} thread (cores of this process)"
+    if not isinstance(backbone, Backbone) or backbone.linears is None:
+        return f"{lanes}, linears as torch has them"
+    processor = torch.backends.cpu.get_cpu_capability()
+    encoder = "native encoder" if backbone.is_native else f"transformers' {type(backbone.module).__name__}"
+    return (
+        f"{lanes}; {encoder}; linears {backbone.linears.kernel} (processor has {processor}), "
+        f"{backbone.linears.precision}"
     )
 
 

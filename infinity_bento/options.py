@@ -211,9 +211,25 @@ MODEL_OPTIONS = (
     Option("torch-device", DEVICE, "auto", "Device to run on; auto picks a GPU where there is one.", per_model=True),
     Option(
         "dtype",
-        choice("auto", "float32", "float16", "bfloat16"),
+        choice("auto", "float32", "float16", "bfloat16", "mixed"),
         "auto",
-        "Precision of the forward pass; auto depends on the device.",
+        "Precision of the forward pass; auto is float32 on the CPU, else bfloat16. mixed, for CPUs with "
+        "bfloat16 units, has products in bfloat16 and all else in float32.",
+        per_model=True,
+    ),
+    Option(
+        "cpu-linear",
+        choice("auto", "onednn", "torch", "both"),
+        "auto",
+        "What multiplies on the CPU: oneDNN with weights laid out once, torch itself, or oneDNN for few rows and torch "
+        "for many (weights held twice); auto depends on the processor.",
+        per_model=True,
+    ),
+    Option(
+        "native-encoders",
+        BOOLEAN,
+        True,
+        "On the CPU, run the BERT line and ModernBERT by encoders of our own; off takes transformers' modules.",
         per_model=True,
     ),
     Option(
@@ -279,6 +295,9 @@ MODEL_OPTIONS = (
 SERVER_OPTIONS = (
     Option("hostname", ADDRESS, "0.0.0.0", "Address to listen on."),
     Option("port", PORT, 3000, "Port to listen on."),
+    Option(
+        "workers", integer(1, 64), 1, "Server processes, each with all models; they share the CPUs, or take a GPU each."
+    ),
     # TEI's 2 MB would refuse a full request of 2048 chunks of text (a kilobyte or two each).
     Option("payload-limit", integer(1), 16_000_000, "Most bytes of a request body."),
     Option("request-timeout-seconds", SECONDS, 60.0, "Time after which an unanswered request gets a 504."),

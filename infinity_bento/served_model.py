@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from infinity_bento.batching.batcher import Batcher
 from infinity_bento.batching.ticket import Entry, Ticket
-from infinity_bento.core import ModelInfo, Outcome, Result
+from infinity_bento.core import Item, ModelInfo, Outcome, Result, Task, Timing
 from infinity_bento.errors import BatchTooLarge, CapacityError, DeadlineExceeded, InfinityError, NotReady, Overloaded
 from infinity_bento.inputs.pool import Encodings, TokenizerPool
 
 if TYPE_CHECKING:
-    from infinity_bento.runners.lane import Lane
+    from infinity_bento.runners.lane import BatchFacts, Lane
     from infinity_bento.telemetry.metrics import Metrics
 
 # A full queue is worth at most this much waiting; beyond it the client should go elsewhere.
@@ -64,7 +64,7 @@ class ServedModel:
         most = self.info.max_client_batch_size
         if inputs > most:
             raise BatchTooLarge(
-                f"the request has {inputs} inputs, more than the limit of {most} (max-client-batch-size): split it"
+                f"The request has {inputs} inputs, more than the limit of {most} (max-client-batch-size): split it."
             )
         limit = self.info.max_concurrent_requests
         permits = min(inputs, limit)
@@ -72,7 +72,7 @@ class ServedModel:
             if self._in_flight + permits > limit:
                 raise Overloaded(
                     f"{self._in_flight} inputs are in flight and this request adds {inputs}, more than the limit of "
-                    f"{limit} (max-concurrent-requests): retry later",
+                    f"{limit} (max-concurrent-requests): retry later.",
                     retry_after_seconds=self.retry_after_seconds(),
                 )
             self._in_flight += permits
@@ -89,12 +89,13 @@ class ServedModel:
             return 1
         return max(1, min(MAX_RETRY_AFTER_SECONDS, round(self.batcher.queued_tokens / self._tokens_per_second)))
 
-    def observe_batch(self, size: int, tokens: int, seconds: float) -> None:
+    def observe_batch(self, facts: BatchFacts) -> None:
         """A batch ran: feed the token rate and the metrics."""
-        rate = len(self.lanes) * tokens / max(seconds, 1e-6)
+        rate = len(self.lanes) * facts.tokens / max(facts.seconds, 1e-6)
         self._tokens_per_second += 0.2 * (rate - self._tokens_per_second)
         if self.metrics is not None:
-            self.metrics.observe_batch(self.info.name, size, tokens)
+            self.metrics.observe_batch(self.info.name, facts.inputs, facts.tokens)
+            self.metrics.count_shared(self.info.name, facts.tokens - facts.rows)
             self.observe_queue()
 
     def observe_queue(self) -> None:
@@ -112,20 +113,43 @@ class ServedModel:
         if self.metrics is not None:
             self.metrics.count_retried(self.info.name)
 
-    def finished(self, ticket: Ticket) -> list[Outcome]:
+    def observe_request(self, items: Sequence[Item]) -> None:
+        """A request was understood and asks for admission."""
+        if self.metrics is not None:
+            self.metrics.count_request(items[0].task, len(items))
+
+    def _observe_answer(self, task: Task, outcomes: Sequence[Outcome], seconds: float) -> None:
+        """A request was answered, with results or errors of its items: the one place where all doors are counted."""
+        results = [outcome for outcome in outcomes if isinstance(outcome, Result)]
+        if self.metrics is None or not results:
+            return
+        self.metrics.observe_request(
+            task,
+            self.info.name,
+            seconds,
+            Timing.mean([result.timing for result in results]),
+            [result.usage.tokens for result in results],
+            failed=len(outcomes) - len(results),
+        )
+        truncated = sum(result.usage.truncated_from is not None for result in results)
+        if truncated:
+            self.metrics.count_truncated(self.info.name, truncated)
+
+    def finished(self, ticket: Ticket, started: float) -> list[Outcome]:
         """The outcomes of a resolved ticket.
+
+        Args:
+            ticket: Every item of it has its outcome.
+            started: When the request came, by ``time.perf_counter``.
 
         Raises:
             CapacityError: If one is about the server's state: that concerns the request as a whole.
         """
         outcomes = ticket.outcomes()
-        truncated = 0
         for outcome in outcomes:
             if isinstance(outcome, CapacityError):
                 raise outcome
-            truncated += isinstance(outcome, Result) and outcome.usage.truncated_from is not None
-        if truncated and self.metrics is not None:
-            self.metrics.count_truncated(self.info.name, truncated)
+        self._observe_answer(ticket.items[0].task, outcomes, time.perf_counter() - started)
         return outcomes
 
     def start(self, ticket: Ticket) -> None:
@@ -140,7 +164,7 @@ class ServedModel:
         """In a tokenizer worker: queue what could be tokenised, answer what could not."""
         if ticket.abandoned:
             self.observe_dropped(len(ticket.items))
-            ticket.resolve_rest(DeadlineExceeded("the caller went away before the input was computed"))
+            ticket.resolve_rest(DeadlineExceeded("The caller went away before the input was computed."))
             return
         now = time.perf_counter()
         entries: list[Entry] = []
@@ -163,6 +187,6 @@ class ServedModel:
         """Finish the running batches, refuse the waiting entries, end all threads."""
         self.pool.close()
         for entry in self.batcher.close():
-            entry.resolve(NotReady("the server is stopping: retry on another replica"))
+            entry.resolve(NotReady("The server is stopping: retry on another replica."))
         for lane in self.lanes:
             lane.join()

@@ -11,11 +11,10 @@ import logging
 import os
 import shutil
 import signal
-import sys
 import tempfile
 import threading
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,50 +23,95 @@ from _bentoml_impl.server.app import ServiceAppFactory
 from _bentoml_sdk import Service
 from bentoml._internal.server.http.traffic import TimeoutMiddleware
 from bentoml.exceptions import BentoMLException
+from bentoml.serving import running_inside_container
 from opentelemetry.instrumentation.asgi import OpenTelemetryMiddleware
+from pydantic import ValidationError
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from infinity_bento.api.app import create_app, harden
+from infinity_bento import bundled
+from infinity_bento.accelerators import check_image, visible_gpus
+from infinity_bento.announcing import announce, told_address
+from infinity_bento.api.app import StraightWay, create_app, harden
 from infinity_bento.api.envelopes import TEI
+from infinity_bento.api.native_refusals import BAD_BODY, count_item_errors, refusal
+from infinity_bento.api.native_table import NATIVE_METHODS
 from infinity_bento.api.probes import livez_reply, readyz_reply
-from infinity_bento.api.protocol import ApiSettings
+from infinity_bento.api.protocol import ApiSettings, EngineLike
+from infinity_bento.core import EngineStatus
 from infinity_bento.engine import Engine
 from infinity_bento.errors import InfinityError, NotReady
+from infinity_bento.fleet import RUN_FOLDER_VARIABLE, Fleet, choose_gpu
+from infinity_bento.images import BUILD_ARGUMENTS, ImageArguments
+from infinity_bento.listening import leave_url, read_url, require_free
 from infinity_bento.settings import Settings, from_bentoml_arguments, resolve
+from infinity_bento.sources import Source
+from infinity_bento.telemetry.logs import configure_logging
 from infinity_bento.telemetry.metrics import CONTENT_TYPE, Metrics
 
 logger = logging.getLogger(__name__)
 
 Callback = Callable[[Sequence[Any]], Awaitable[Sequence[Any]]]
 
-# Names the folder of one running server, which the supervisor makes and its workers inherit.
-RUN_FOLDER_VARIABLE = "INFINITY_BENTO_RUN_FOLDER"
 FAILURE_FILE = "failure"  # where a worker leaves the reason why it cannot serve
 METRICS_FOLDER = "metrics"
 
 
-def settings_from_bentoml() -> Settings:
-    """The settings of this process: ``bentoml serve --arg``, environment, preset.
+def settings_from_bentoml(service_file: str | None = None) -> Settings:
+    """The settings of this process: ``bentoml serve --arg`` or what a Bento was built with, environment, preset.
+
+    Args:
+        service_file: Path of the service's module; tells a built Bento, whose models are pinned, from a checkout.
 
     Raises:
         BentoMLException: With one sentence, if an option cannot be honoured; BentoML prints it and stops.
     """
+    arguments = from_bentoml_arguments(vars(bentoml.use_arguments()), ignore=BUILD_ARGUMENTS)
+    bento = bundled.built_bento(Path(service_file)) if service_file is not None else None
     try:
-        return resolve(from_bentoml_arguments(vars(bentoml.use_arguments())), os.environ)
+        if bento is None:
+            return resolve(arguments, os.environ, source=Source.ARGUMENT)
+        arguments = bundled.unless_in_environment(arguments, os.environ)
+        settings = resolve(arguments, os.environ, source=Source.BENTO)
+        return bundled.pinned(settings, bundled.carried_models(bento), os.environ)
     except InfinityError as error:
         raise BentoMLException(error.message) from None
+
+
+def image_from_bentoml() -> ImageArguments:
+    """What `bentoml build` was told about the image. Raises as ``settings_from_bentoml``."""
+    try:
+        return ImageArguments.read(vars(bentoml.use_arguments()))
+    except InfinityError as error:
+        raise BentoMLException(error.message) from None
+
+
+def front_workers_from_bentoml() -> int:
+    """HTTP processes of the distributed service: ``--arg front_workers=N``. Raises as ``settings_from_bentoml``."""
+    text = str(vars(bentoml.use_arguments()).get("front_workers", "1"))
+    if not text.isdigit() or int(text) < 1:
+        raise BentoMLException(f"--arg front_workers is {text!r}; it must be an integer of at least 1.")
+    return int(text)
+
+
+def weights_to_build_in(settings: Settings) -> list[bundled.BundledWeights]:
+    """The models that `bentoml build` puts into a Bento, or a refusal that it will meet."""
+    arguments = from_bentoml_arguments(vars(bentoml.use_arguments()), ignore=BUILD_ARGUMENTS)
+    return bundled.bundled_weights(settings, bundled.refusal_to_build(settings, arguments))
 
 
 @dataclass(frozen=True, slots=True)
 class Wire:
     """What the seam needs of a service class, found there as ``wire``."""
 
+    settings: Settings
     api: ApiSettings
     metrics: Metrics
     tracing: bool
+    fleet: Fleet
+    observed: bool = False  # BentoML's spans or access log are wanted, so requests must pass through its app
 
     @classmethod
     def from_settings(cls, settings: Settings, version: str) -> Wire:
@@ -83,11 +127,12 @@ class Wire:
             cors_allow_origin=settings.cors_allow_origin,
             version=version,
         )
-        return cls(api, Metrics(), settings.tracing)
+        observed = settings.tracing or settings.access_log
+        return cls(settings, api, Metrics(), settings.tracing, Fleet.of_this_run(settings.workers), observed)
 
     def app(self) -> ASGIApp:
         """The app to mount; ``EngineService`` puts the middleware around all of BentoML."""
-        return create_app(current_engine, self.api, metrics=self.metrics, hardened=False)
+        return create_app(current_engine, self.api, metrics=self.metrics, hardened=False, native=NATIVE_METHODS)
 
 
 def current_engine() -> Engine:
@@ -99,15 +144,22 @@ def current_engine() -> Engine:
 class EngineDispatcher:
     """Hands each call of a batchable method straight to the method, which hands its items to the engine.
 
+    Args:
+        metrics: Counts the items that are answered with an error.
+
     BentoML's own dispatcher counts rows, runs one batch at a time and fails it as a whole. The engine's queue, under
     its token budget, is where the items of all callers meet; a second queue before it would only add waiting.
     """
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
 
     def __call__(self, callback: Callback) -> Callable[[Any], Awaitable[Any]]:
         """BentoML's calling convention: ``await dispatcher(callback)(value)``."""
 
         async def run(value: Any) -> Any:
             (result,) = await callback((value,))
+            count_item_errors(self._metrics, result)
             return result
 
         return run
@@ -121,7 +173,8 @@ class EngineAppFactory(ServiceAppFactory):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.dispatchers = {name: EngineDispatcher() for name, api in self.service.apis.items() if api.batchable}
+        metrics = self.service.inner.wire.metrics
+        self.dispatchers = {name: EngineDispatcher(metrics) for name, api in self.service.apis.items() if api.batchable}
 
     @property
     def middlewares(self) -> list[Middleware]:
@@ -132,49 +185,86 @@ class EngineAppFactory(ServiceAppFactory):  # type: ignore[misc]
         return [middleware for middleware in super().middlewares if middleware.cls not in unwanted]
 
     async def api_endpoint(self, name: str, request: Request) -> Response:
-        """A native method; its refusals keep their status, instead of becoming BentoML's 500."""
+        """A native method; its refusals are sentences with their status, instead of BentoML's 500 and a stack trace."""
         try:
             answer: Response = await super().api_endpoint(name, request)
+        except ValidationError as error:
+            media_type = request.headers.get("content-type", "application/json")
+            return self._refuse(refusal(error, media_type), BAD_BODY)
         except InfinityError as error:
-            reply = TEI.reply(error)
-            headers = {key.decode(): value.decode() for key, value in reply.headers}
-            return Response(reply.body, reply.status, headers, "application/json")
+            return self._refuse(error)
         return answer
+
+    def _refuse(self, error: InfinityError, status: int | None = None) -> Response:
+        self.service.inner.wire.metrics.count_error(error.code)
+        reply = TEI.reply(error, status=status)
+        headers = {key.decode(): value.decode() for key, value in reply.headers}
+        return Response(reply.body, reply.status, headers, "application/json")
 
     async def livez(self, request: Request) -> Response:
         """Ours: JSON, and 503 once a device thread has died."""
         return await livez_reply(self._service_instance.engine)  # type: ignore[return-value]
 
     async def readyz(self, request: Request) -> Response:
-        """Ours: JSON with the stage while the models load."""
-        return await readyz_reply(self._service_instance.engine)  # type: ignore[return-value]
+        """Ours: JSON with the stage while the models load, in this worker or another."""
+        engine = self._service_instance.engine
+        if self.service.inner.wire.fleet.complete:
+            return await readyz_reply(engine)  # type: ignore[return-value]
+        return await readyz_reply(WaitingForOthers(engine))  # type: ignore[return-value]
 
     async def metrics(self, request: Request) -> Response:
         """Ours, of all workers together."""
         return Response(self.service.inner.wire.metrics.render(), media_type=CONTENT_TYPE)
 
 
+class WaitingForOthers:
+    """The engine of this worker, never ready: another worker still loads, and might get the next request."""
+
+    def __init__(self, engine: EngineLike) -> None:
+        self._engine = engine
+
+    def status(self) -> EngineStatus:
+        """As the engine's, but waiting where that would be ready."""
+        status = self._engine.status()
+        return replace(status, ready=False, stage="other workers load") if status.ready else status
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+
 class EngineService(Service[Any]):  # type: ignore[misc]
-    """A BentoML service served through ``EngineAppFactory``."""
+    """A BentoML service served through ``EngineAppFactory``; its class may list ``weights`` to build in."""
+
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        self.models.extend(getattr(self.inner, "weights", ()))
 
     def to_asgi(self, is_main: bool = True) -> ASGIApp:
         """The whole server as one ASGI app: request ids, JSON errors, time limit and keys hold for every route."""
         self.inject_config()
         wire: Wire = self.inner.wire
-        return harden(EngineAppFactory(self, is_main=is_main)(), wire.api, wire.metrics)
+        configure_logging(wire.settings, worker_number() if wire.settings.workers > 1 else None)
+        app: ASGIApp = EngineAppFactory(self, is_main=is_main)()
+        if not wire.observed:
+            app = StraightWay(app, current_engine, wire.api, wire.metrics)
+        return harden(app, wire.api, wire.metrics, NATIVE_METHODS)
 
 
 # Starting and refusing to start ----------------------------------------------------------------------------------
 
 
-def check_before_workers(settings: Settings) -> None:
+def check_before_workers(settings: Settings, image: ImageArguments | None = None) -> None:
     """In the supervisor, before it starts workers: find every model's files and read their layout.
 
     Downloads happen here, once. It also makes sure that a worker which fails later ends the whole server with an exit
     code, instead of being started again for ever.
 
+    Args:
+        settings: Of the server.
+        image: What the Bento's image was built for; None: unknown.
+
     Raises:
-        BentoMLException: With one sentence, if a model cannot be served.
+        BentoMLException: With one sentence, if a model cannot be served, or not by this image on this machine.
     """
     from infinity_bento.checkpoints.preflight import plan_model
 
@@ -182,11 +272,36 @@ def check_before_workers(settings: Settings) -> None:
     (folder / METRICS_FOLDER).mkdir()
     os.environ[RUN_FOLDER_VARIABLE] = str(folder)
     atexit.register(_leave_run_folder, folder)
+    address = told_address()
     try:
+        if address is not None:
+            require_free(address)
+        if image is not None and image.declared and _wants_gpu(settings):
+            notice = check_image(image.architecture, visible_gpus())
+            if notice is not None:
+                logger.warning("%s", notice)
         for model in settings.models:
             plan_model(model, settings)
     except InfinityError as error:
         raise BentoMLException(error.message) from None
+    if address is not None:
+        leave_url(folder, address)
+    announce(settings, address)
+    if settings.workers > 1:
+        replace_dead_workers()
+
+
+def _wants_gpu(settings: Settings) -> bool:
+    return any(model.torch_device == "auto" or model.torch_device.startswith("cuda") for model in settings.models)
+
+
+def replace_dead_workers() -> None:
+    """Have the supervisor replace a worker that dies, in a container as well.
+
+    There BentoML leaves that to whoever runs the container; but a container lives on while one of its workers does.
+    """
+    os.environ.pop("BENTOML_CONTAINERIZED", None)
+    running_inside_container.cache_clear()
 
 
 def _leave_run_folder(folder: Path) -> None:
@@ -195,33 +310,53 @@ def _leave_run_folder(folder: Path) -> None:
     reason = file.read_text() if file.is_file() else ""
     shutil.rmtree(folder, ignore_errors=True)
     if reason:
-        print(f"Error: {reason}", file=sys.stderr, flush=True)
+        logger.critical("%s", reason)
         os._exit(1)
 
 
-def load_in_background(engine: Engine) -> threading.Thread:
-    """Load the models while the process already answers probes; if that fails, stop the server."""
+def load_models(engine: Engine, fleet: Fleet) -> threading.Thread | None:
+    """In a worker: load the models while the process already answers probes; if that fails, stop the server.
+
+    A worker that replaces another loads first and accepts connections then, since others answer; if it fails, only it
+    ends, and the supervisor tries again.
+    """
+    index = worker_number()
+    if fleet.workers > 1 and _wants_gpu(engine.settings):
+        choose_gpu(os.environ, index, len(visible_gpus({})))
+    if fleet.replacing:
+        logger.warning("worker %d replaces one that died", index)
+        engine.load()
+        return None
 
     def load() -> None:
         try:
-            engine.load()
+            url = read_url(fleet.folder)
+            engine.load(url=url if fleet.workers == 1 else "")
+            if fleet.announce_ready(index):
+                logger.info("all %d workers are ready: %s", fleet.workers, url)
         except NotReady:
             logger.info("stopped while loading")
         except InfinityError as error:
-            logger.critical("%s", error.message)
             _stop_server(error.message)
         except Exception as error:
             logger.critical("loading failed unexpectedly", exc_info=error)
-            _stop_server(f"loading failed unexpectedly ({type(error).__name__}: {error}); the log has the details")
+            _stop_server(f"Loading failed unexpectedly ({type(error).__name__}: {error}); the log has the details.")
 
     thread = threading.Thread(target=load, name="load-models", daemon=True)
     thread.start()
     return thread
 
 
+def worker_number() -> int:
+    """Which of the workers this process is, from 1."""
+    return int(bentoml.server_context.worker_index or 1)
+
+
 def _stop_server(reason: str) -> None:
-    """Tell the supervisor why, and end it; without a supervisor (tests, plain uvicorn) readiness tells the reason."""
+    """Have the supervisor say why, and end it; without a supervisor (tests, plain uvicorn) readiness tells as well."""
     folder = os.environ.get(RUN_FOLDER_VARIABLE)
     if folder and os.path.isdir(folder):
         (Path(folder) / FAILURE_FILE).write_text(reason)
         os.kill(os.getppid(), signal.SIGTERM)
+    else:
+        logger.critical("%s", reason)

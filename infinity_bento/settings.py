@@ -20,6 +20,7 @@ from infinity_bento.sources import (
     RawValues,
     Source,
     from_bentoml_arguments,
+    handed_on_options,
     read_command_line,
     read_environment,
     read_preset,
@@ -50,6 +51,8 @@ class ModelSettings:
     revision: str | None = None
     torch_device: str = "auto"
     dtype: str = "auto"
+    cpu_linear: str = "auto"
+    native_encoders: bool = True
     pooling: Pooling | None = None
     max_batch_tokens: int = 16384
     max_batch_requests: int | None = None
@@ -69,6 +72,7 @@ class Settings:
     models: tuple[ModelSettings, ...]
     hostname: str = "0.0.0.0"
     port: int = 3000
+    workers: int = 1
     payload_limit: int = 16_000_000  # bytes
     request_timeout_seconds: float = 60.0
     api_key: Secret | None = None
@@ -87,7 +91,11 @@ class Settings:
 
 
 def resolve(
-    cli: RawValues | None = None, environ: Mapping[str, str] | None = None, preset: str | None = None
+    cli: RawValues | None = None,
+    environ: Mapping[str, str] | None = None,
+    preset: str | None = None,
+    *,
+    source: Source = Source.COMMAND_LINE,
 ) -> Settings:
     """The settings of a server.
 
@@ -95,12 +103,13 @@ def resolve(
         cli: Command-line values by option name, with dashes or underscores.
         environ: The environment; None: an empty one.
         preset: YAML file (a path, or a name in ``configs/``); None: as the option ``preset`` says, if it is given.
+        source: Where the values of ``cli`` were written.
 
     Raises:
         ConfigError: If an option is unknown, not supported, or has a value or a number of values that is not allowed.
     """
     from_environment, notes = read_environment(environ or {})
-    given = {**from_environment, **read_command_line(cli or {})}
+    given = {**from_environment, **read_command_line(cli or {}, source, handed_on_options(environ or {}))}
     if preset is not None:
         given["preset"] = Given((preset,), Origin(Source.COMMAND_LINE))
     preset_name = _server_value(_PRESET, given)
@@ -144,8 +153,8 @@ def _preset_notes(from_preset: Mapping[str, Given], given: Mapping[str, Given]) 
         return []
     theirs, ours = from_preset["model-id"], given["model-id"]
     return [
-        f"--model-id comes from the {ours.origin}; {', '.join(tuned)} still come from the {theirs.origin}, "
-        f"which was made for {', '.join(theirs.values)}."
+        f"--model-id comes from another place ({ours.origin}); {', '.join(tuned)} still come from the "
+        f"{theirs.origin}, which was made for {', '.join(theirs.values)}."
     ]
 
 

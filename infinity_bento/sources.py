@@ -5,6 +5,7 @@ Called by ``settings.py``, which decides between them and turns the texts into v
 
 from __future__ import annotations
 
+import difflib
 import enum
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -17,6 +18,13 @@ import yaml
 from infinity_bento.errors import ConfigError
 from infinity_bento.options import ENVIRONMENT_PREFIX, OPTIONS, UNSUPPORTED, Option, closest
 
+# Set by `infinity-bento serve` for the `bentoml serve` it becomes: the options of its own command line, by name.
+HANDED_ON_VARIABLE = "INFINITY_BENTO_HANDED_ON"
+_INTERNAL_PREFIX = "INFINITY_BENTO_"
+
+# Files in ``configs/`` that are read by others.
+NOT_PRESETS = frozenset({"bentocloud"})
+
 # Option name -> text, or several texts in the order of the models. A text may hold several values, separated by ";".
 RawValues = Mapping[str, str | Sequence[str]]
 
@@ -25,14 +33,17 @@ class Source(enum.StrEnum):
     """Where a value comes from; each wins over the ones below it."""
 
     COMMAND_LINE = "command line"
+    ARGUMENT = "--arg"  # of `bentoml serve`
+    FLAG = "bentoml serve"  # one of its own flags
     ENVIRONMENT = "environment"
     PRESET = "preset"
+    BENTO = "this Bento"  # what was built into it
     DEFAULT = "default"
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a value comes from; ``detail`` is the variable or the file."""
+    """Where a value comes from; ``detail`` is the variable, the file, or the name as it was written."""
 
     source: Source
     detail: str = ""
@@ -68,7 +79,7 @@ def from_bentoml_arguments(arguments: Mapping[str, Any], ignore: Collection[str]
 
 
 def _known_option(written: str, shown: str) -> Option:
-    """The option a user wrote as ``written``; errors call it ``shown``."""
+    """The option a user wrote as ``written``; errors call it ``shown``, and spell another one alike."""
     name = written.replace("_", "-").lower()
     for option in OPTIONS:
         if option.name == name:
@@ -76,6 +87,8 @@ def _known_option(written: str, shown: str) -> Option:
     if name in UNSUPPORTED:
         raise ConfigError(f"{shown} {UNSUPPORTED[name]}.", param=name)
     near = closest(name, [option.name for option in OPTIONS])
+    if near and "_" in written:
+        near = near.replace("-", "_")
     advice = f"did you mean {near}?" if near else "see 'infinity-bento options' for all of them."
     raise ConfigError(f"{shown} is not an option; {advice}", param=written)
 
@@ -97,22 +110,41 @@ def _texts(option: Option, value: str | Sequence[str]) -> tuple[str, ...]:
     return tuple(part for text in texts for part in _split(text))
 
 
-def read_command_line(cli: RawValues) -> dict[str, Given]:
+def read_command_line(
+    cli: RawValues, source: Source = Source.COMMAND_LINE, handed_on: Collection[str] = ()
+) -> dict[str, Given]:
     """Texts by option name.
+
+    Args:
+        cli: Values by name.
+        source: Where they were written: our command line, BentoML's ``--arg``, or a Bento at its build.
+        handed_on: Options that come from our command line, whatever brought them here.
 
     Raises:
         ConfigError: If a name is unknown, not supported, or given in two spellings.
     """
     given: dict[str, Given] = {}
-    origin = Origin(Source.COMMAND_LINE)
     for written, value in cli.items():
-        option = _known_option(written, f"--{written.replace('_', '-')}")
+        option = _known_option(written, _as_written(written, source))
         if option.name in given:
             raise ConfigError(
                 f"{option.flag} is given twice, with dashes and with underscores; keep one.", param=option.name
             )
+        if source is Source.COMMAND_LINE or option.name in handed_on:
+            origin = Origin(Source.COMMAND_LINE)
+        else:
+            origin = Origin(source, written if source is Source.ARGUMENT else "")
         given[option.name] = Given(_texts(option, value), origin)
     return given
+
+
+def _as_written(name: str, source: Source) -> str:
+    return f"--{name.replace('_', '-')}" if source is Source.COMMAND_LINE else f"{source} {name}"
+
+
+def handed_on_options(environ: Mapping[str, str]) -> frozenset[str]:
+    """The options that ``infinity-bento serve`` read from its command line before it became this process."""
+    return frozenset(environ.get(HANDED_ON_VARIABLE, "").split(",")) - {""}
 
 
 def read_environment(environ: Mapping[str, str]) -> tuple[dict[str, Given], list[str]]:
@@ -123,6 +155,7 @@ def read_environment(environ: Mapping[str, str]) -> tuple[dict[str, Given], list
     """
     given: dict[str, Given] = {}
     notes = _environment_notes(environ)
+    handed_on = handed_on_options(environ)  # secrets arrive by a variable, so that no process list shows them
     for option in OPTIONS:
         for variable in (option.env, *option.env_aliases):
             text = environ.get(variable, "")
@@ -133,7 +166,9 @@ def read_environment(environ: Mapping[str, str]) -> tuple[dict[str, Given], list
                     param=option.name,
                 )
             if text:
-                given[option.name] = Given(_texts(option, text), Origin(Source.ENVIRONMENT, variable))
+                is_ours = option.name in handed_on and variable == option.env
+                origin = Origin(Source.COMMAND_LINE) if is_ours else Origin(Source.ENVIRONMENT, variable)
+                given[option.name] = Given(_texts(option, text), origin)
                 break
     return given, notes
 
@@ -143,7 +178,7 @@ def _environment_notes(environ: Mapping[str, str]) -> list[str]:
     known = {option.name: option.env for option in OPTIONS}
     notes = []
     for variable in sorted(environ):
-        if not variable.startswith(ENVIRONMENT_PREFIX):
+        if not variable.startswith(ENVIRONMENT_PREFIX) or variable.startswith(_INTERNAL_PREFIX):
             continue
         name = variable.removeprefix(ENVIRONMENT_PREFIX).replace("_", "-").lower()
         if not environ[variable]:
@@ -155,6 +190,11 @@ def _environment_notes(environ: Mapping[str, str]) -> list[str]:
             advice = f"; did you mean {known[near]}?" if near else "."
             notes.append(f"{variable} is not an option and is ignored{advice}")
     return notes
+
+
+def preset_files(folder: Path) -> list[Path]:
+    """The presets of a folder, by name; a deployment's settings beside them are none."""
+    return sorted(file for file in folder.glob("*.yaml") if file.stem not in NOT_PRESETS)
 
 
 def preset_file(preset: str) -> Path:
@@ -171,10 +211,12 @@ def preset_file(preset: str) -> Path:
     for candidate in candidates:
         if candidate.is_file():
             return candidate
-    names = sorted({file.stem for folder in folders for file in folder.glob("*.yaml")})
+    names = sorted({file.stem for folder in folders for file in preset_files(folder)})
+    near = difflib.get_close_matches(preset, names, n=3, cutoff=0.5)
+    advice = f" Did you mean {' or '.join(near)}?" if near else ""
     raise ConfigError(
-        f"--preset is {preset!r}, and there is no such file; give the path of a .yaml file"
-        + (f" or one of {', '.join(names)}." if names else "."),
+        f"--preset is {preset!r}, and there is no such file; give the path of a .yaml file, or a name that "
+        f"'infinity-bento models' lists.{advice}",
         param="preset",
     )
 

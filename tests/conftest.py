@@ -60,3 +60,21 @@ def engine() -> Iterator[Engine]:
     """An engine that serves MiniLM with default options."""
     with Engine.from_settings(resolve({})) as made:
         yield made
+
+
+@pytest.fixture(scope="session")
+def bento_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A BentoML home of its own, with the models of ``tests.bentos`` in its store."""
+    from tests.bentos import import_models
+
+    home = tmp_path_factory.mktemp("bento-home")
+    import_models(home)
+    return home
+
+
+@pytest.fixture(scope="session")
+def built_bento(bento_home: Path) -> Path:
+    """The folder of a Bento for CPUs, built without a network, with all models of ``tests.bentos`` inside."""
+    from tests.bentos import MODEL_ARGUMENTS, build
+
+    return build(bento_home, "configs/images/cpu.yaml", *MODEL_ARGUMENTS)

@@ -38,7 +38,9 @@ FACTS = """\
 # prompts: none
 # length: 512
 # dimensions: 384
-# source: files
+# source: family, licence, pooling, prompts: https://host.example/one
+# source: length: https://host.example/two
+# unverified: dimensions
 """
 
 
@@ -124,6 +126,11 @@ def test_results_that_are_not_there_are_explained(tmp_path: Path) -> None:
         (FACTS.replace("# licence: MIT\n", "") + "model-id: a", "look at: licence"),
         (FACTS + "model-id: a\nmax-sequence-length: 512", "look at: length"),
         (FACTS.replace("embed", "classify") + "model-id: a", "look at: dimensions, pooling, prompts"),
+        (FACTS.replace("# source: length: https://host.example/two\n", "") + "model-id: a", "look at: length"),
+        (FACTS.replace("https://host.example/two", "from memory") + "model-id: a", "look at: length"),
+        (FACTS.replace(": dimensions", ": dimensions, length") + "model-id: a", "look at: length"),
+        (FACTS.replace("# pooling: cls\n", "") + "model-id: a", "look at: pooling"),
+        (FACTS.replace("# source: length", "# source: size") + "model-id: a", "look at: length, size"),
         (FACTS + "model-id: [a, b]", "serves 2 models"),
         (FACTS + "max-batch-token: 1", "is not an option"),
     ],
@@ -134,3 +141,34 @@ def test_a_preset_that_the_page_cannot_show_is_refused(text: str, part: str, tmp
     with pytest.raises(ConfigError) as caught:
         read_preset(file)
     assert part in caught.value.message
+
+
+def test_a_preset_knows_where_its_facts_were_read_and_which_are_not(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(FACTS + "model-id: a")
+    preset = read_preset(file)
+    assert preset.sources == {
+        **dict.fromkeys(("family", "licence", "pooling", "prompts"), "https://host.example/one"),
+        "length": "https://host.example/two",
+    }
+    assert (preset.unverified, preset.max_length) == ({"dimensions"}, 512)
+    row = models_markdown(read_results(results_file()), [preset]).splitlines()[-1]
+    assert "| 512 | 384 (unverified) | MIT |  |" in row
+
+
+def test_the_checkpoint_alone_may_say_what_it_defines(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        "# task: embed\n# family: bert\n# licence: MIT\n# note: small\n"
+        "# source: family, licence: https://host.example/one\nmodel-id: a\n"
+    )
+    preset = read_preset(file)
+    assert preset.max_length is None
+    row = models_markdown(read_results(results_file()), [preset]).splitlines()[-1]
+    assert row.endswith("| BERT | embed | - | - | - | - | MIT | small |")
+    limited = file.read_text() + "max-sequence-length: 64\n"
+    file.write_text(limited)
+    with pytest.raises(ConfigError, match="look at: length"):
+        read_preset(file)
+    file.write_text(limited.replace("family, licence", "family, licence, length"))
+    assert read_preset(file).max_length == 64

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,8 @@ import infinity_bento
 from infinity_bento import cli
 from infinity_bento.errors import ConfigError
 from infinity_bento.options import OPTIONS, UNSUPPORTED
-from infinity_bento.settings import from_bentoml_arguments, resolve
+from infinity_bento.settings import Source, from_bentoml_arguments, resolve
+from infinity_bento.sources import HANDED_ON_VARIABLE
 
 PACKAGE = Path(infinity_bento.__file__).parent
 REPOSITORY = PACKAGE.parent
@@ -103,16 +105,19 @@ def test_serve_hands_every_given_option_on(checkout):
     plan = launch(words, environ)
     assert plan.arguments[:5] == [sys.executable, "-m", "bentoml", "serve", "service.py"]
     assert plan.arguments[5:11] == ["--working-dir", "/elsewhere", "--host", "127.0.0.1", "--port", "81"]
-    assert plan.environ == environ
+    assert {name: plan.environ[name] for name in environ} == environ
 
-    settings = resolve(handed_on(plan.arguments), plan.environ)
+    settings = resolve(handed_on(plan.arguments), plan.environ, source=Source.ARGUMENT)
     assert [(m.model_id, m.revision, m.default_prompt) for m in settings.models] == [
         ("a", "main", "x; y=z: "),
         ("b", None, "x; y=z: "),
     ]
     assert (settings.port, settings.hostname, settings.warmup) == (81, "127.0.0.1", False)
     assert settings.cors_allow_origin == ("http://a", "http://b")
-    assert settings.models[0].auto_truncate and str(settings.origins["auto-truncate"]) == "command line"
+    assert settings.models[0].auto_truncate
+    given = {name for name, origin in settings.origins.items() if origin.source is Source.COMMAND_LINE}
+    assert given == {word.removeprefix("--").split("=")[0] for word in words if word.startswith("--")}
+    assert str(settings.origins["dtype"]) == "environment INFINITY_DTYPE" and settings.notes == ()
 
 
 def test_booleans_take_a_separate_word_too(checkout):
@@ -127,11 +132,28 @@ def test_address_and_port_of_the_environment_reach_bentoml(checkout):
 
 def test_secrets_go_through_the_environment_only(checkout):
     plan = launch(["--api-key", "sesame-1", "--hf-token=sesame-2"], {"HF_TOKEN": "other"})
-    assert not any("sesame" in word for word in plan.arguments)
+    assert not any("sesame" in word for word in [*plan.arguments, plan.environ[HANDED_ON_VARIABLE]])
     settings = resolve(handed_on(plan.arguments), plan.environ)
     assert settings.api_key is not None and settings.api_key.reveal() == "sesame-1"
     assert settings.hf_token is not None and settings.hf_token.reveal() == "sesame-2"
     assert "sesame" not in repr(plan)
+    assert str(settings.origins["api-key"]) == str(settings.origins["hf-token"]) == "command line"
+
+
+def test_a_secret_of_the_environment_says_so(checkout):
+    plan = launch(["--port", "81"], {"INFINITY_API_KEY": "sesame-1"})
+    settings = resolve(handed_on(plan.arguments), plan.environ, source=Source.ARGUMENT)
+    assert str(settings.origins["api-key"]) == "environment INFINITY_API_KEY"
+
+
+def test_a_taken_port_is_refused_before_anything_starts(checkout, capsys):
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        port = server.getsockname()[1]
+        assert cli.main(["serve", "--hostname", "127.0.0.1", "--port", str(port)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"infinity-bento: Port {port} of 127.0.0.1 is in use") and error.count("\n") == 1
 
 
 def test_relative_paths_survive_the_change_of_directory(checkout):

@@ -4,14 +4,16 @@ import asyncio
 import dataclasses
 import random
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from sentence_transformers import SentenceTransformer
 
 from infinity_bento.core import Item, Result, Task
-from infinity_bento.engine import MODEL_STAGES, Engine
+from infinity_bento.engine import MODEL_STAGES, Engine, Mailbox
 from infinity_bento.errors import (
     BatchTooLarge,
     ConfigError,
@@ -116,7 +118,7 @@ class TestRefusals:
     def test_wrong_task_names_what_the_model_can_do(self, engine: Engine) -> None:
         with pytest.raises(UnsupportedTask, match=r"cannot classify; it can embed"):
             engine.resolve(MINILM, Task.CLASSIFY)
-        with pytest.raises(UnsupportedTask, match=r"no served model can classify"):
+        with pytest.raises(UnsupportedTask, match=r"No served model can classify"):
             engine.resolve(None, Task.CLASSIFY)
         with pytest.raises(UnsupportedTask, match="cannot classify"):
             engine.submit_sync(MINILM, [Item(Task.CLASSIFY, text="a")])
@@ -238,7 +240,7 @@ class TestLife:
             assert [info.pooling for info in engine.infos()] == ["mean", "cls"]
             mean, cls = (vectors(engine.submit_sync(name, embed_items(["hello"]))) for name in ("mean", "cls"))
             assert np.abs(mean - cls).max() > 0.01
-            with pytest.raises(InvalidInput, match="several models can embed: name one of 'mean', 'cls'"):
+            with pytest.raises(InvalidInput, match="Several models can embed: name one of 'mean', 'cls'"):
                 engine.resolve(None, Task.EMBED)
 
 
@@ -315,3 +317,27 @@ def test_model_info_is_complete(engine: Engine) -> None:
     assert fields["source"] == "installed package"
     assert fields["dtype"] == "float32"
     assert fields["tasks"] == (Task.EMBED, Task.EMBED_ALL)
+
+
+async def test_a_mailbox_wakes_its_loop_once_for_many_and_forgets_nobody() -> None:
+    loop = asyncio.get_running_loop()
+    mailbox, woken = Mailbox(loop), []
+    call = loop.call_soon_threadsafe
+    futures: list[asyncio.Future[None]] = [loop.create_future() for _ in range(2000)]
+    futures[3].cancel()  # its caller is gone
+
+    def counted(callback: Callable[[], object], *args: object) -> asyncio.Handle:
+        woken.append(1)
+        return call(callback, *args)
+
+    mailbox.loop = SimpleNamespace(call_soon_threadsafe=counted)  # type: ignore[assignment]
+    threads = [
+        threading.Thread(target=lambda part=part: [mailbox.deliver(future) for future in part])  # type: ignore[misc]
+        for part in (futures[:1000], futures[1000:])
+    ]
+    for thread in threads:
+        thread.start()
+    await asyncio.wait_for(asyncio.gather(*futures, return_exceptions=True), 10)
+    for thread in threads:
+        thread.join()
+    assert 1 <= len(woken) < 1000

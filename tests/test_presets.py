@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
@@ -55,11 +57,32 @@ def test_it_resolves_under_its_name_from_anywhere(
 def test_its_facts_fit_the_family_and_the_limits(preset: Preset) -> None:
     family = BY_MODEL_TYPE[preset.facts["family"]]
     assert set(preset.tasks) <= set(tasks_of(family))
-    assert 0 < preset.max_length <= preset.model.max_batch_tokens
+    assert preset.max_length is None or 0 < preset.max_length <= preset.model.max_batch_tokens
     if Task.EMBED in preset.tasks:
         assert Pooling(preset.facts["pooling"]) in (family.poolings or Pooling)
         assert int(preset.facts["dimensions"]) > 0
         assert preset.model.pooling in (None, Pooling(preset.facts["pooling"]))
+
+
+@each_preset
+def test_what_it_says_has_a_place_or_is_marked_unverified(preset: Preset) -> None:
+    claims = set(preset.facts) - {"task", "note"} | ({"length"} if preset.model.max_sequence_length else set())
+    assert {"family", "licence"} <= claims <= set(preset.sources) | preset.unverified
+    assert not set(preset.sources) & preset.unverified
+    assert "pooling" in preset.sources or preset.model.pooling is None
+    for place in preset.sources.values():
+        parts = urlsplit(place)
+        assert (parts.scheme, bool(parts.hostname), parts.query) == ("https", True, "")
+        assert parts.path.strip("/"), f"{place} names a site, not a page"
+        if parts.hostname == "github.com":
+            assert re.match(r"/[^/]+/[^/]+/blob/[0-9a-f]{40}/.", parts.path), f"{place} can change"
+
+
+def test_few_facts_are_unverified() -> None:
+    assert {(preset.name, *sorted(preset.unverified)) for preset in PRESETS if preset.unverified} == {
+        ("llama-nemotron-embed-1b-v2", "prompts"),
+        ("snowflake-arctic-embed-m-v2.0", "prompts"),
+    }
 
 
 @each_preset

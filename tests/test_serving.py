@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
+import html
 import inspect
+import re
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -14,8 +17,10 @@ import numpy as np
 import pytest
 from _bentoml_impl.server.app import ServiceAppFactory
 from _bentoml_sdk import Service
+from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from infinity_bento.serving import EngineAppFactory, EngineDispatcher, EngineService
+from infinity_bento.telemetry.metrics import Metrics
 from service import InfinityBento
 
 ROOT = Path(__file__).parent.parent
@@ -51,10 +56,10 @@ class TestContract:
 
         async def callback(values: tuple[object, ...]) -> list[object]:
             calls.append(values)
-            return [len(values[0])]  # type: ignore[arg-type]
+            return [[str(value).upper() for value in values[0]]]  # type: ignore[attr-defined]
 
-        run = EngineDispatcher()(callback)  # type: ignore[arg-type]
-        assert await asyncio.gather(run(["a", "b"]), run([])) == [2, 0]
+        run = EngineDispatcher(Metrics())(callback)  # type: ignore[arg-type]
+        assert await asyncio.gather(run(["a", "b"]), run([])) == [["A", "B"], []]
         assert calls == [(["a", "b"],), ([],)]
 
 
@@ -123,6 +128,8 @@ async def test_the_whole_server_in_process(client: httpx.AsyncClient) -> None:
         ("GET", "/metrics", 200),
         ("GET", "/openapi.json", 200),
         ("GET", "/docs", 200),
+        ("GET", "/docs.json", 200),
+        ("GET", "/", 200),
         ("GET", "/schema.json", 200),
         ("GET", "/nope", 404),
         ("GET", "/v1/embeddings", 405),
@@ -136,7 +143,14 @@ async def test_the_whole_server_in_process(client: httpx.AsyncClient) -> None:
             assert answer.headers["content-type"] == "application/json"
             assert answer.json()["error"]
 
+    typo = await client.post("/bento/embd", json={"items": []})
+    assert typo.status_code == 404 and "did you mean /bento/embed" in typo.json()["error"]
     assert "infinity_batch_tokens" in (await client.get("/metrics")).text
+    # BentoML's own page and document know neither our routes nor our errors, and load scripts from elsewhere.
+    assert (await client.get("/")).text == (await client.get("/docs")).text
+    document = (await client.get("/docs.json")).json()
+    assert document == (await client.get("/openapi.json")).json()
+    assert {"/v1/embeddings", "/bento/embed"} <= set(document["paths"])
 
 
 async def test_native_items_are_answered_one_by_one(client: httpx.AsyncClient) -> None:
@@ -172,12 +186,67 @@ async def test_native_items_are_answered_one_by_one(client: httpx.AsyncClient) -
 
     bad = await client.post("/bento/embed", json={"items": [{"text": 5}]})
     assert bad.status_code == 400
-    assert "items" in str(bad.json())
+    assert bad.json()["error"] == "`items[0].text` is the number 5; input should be a valid string."
     unknown = await client.post("/bento/embed", json={"items": [{"text": "a", "normalise": True}]})
     assert unknown.status_code == 400
+    assert "`items[0].normalise` is no field of this method" in unknown.json()["error"]
+    missing = await client.post("/bento/embed", json={"itms": []})
+    assert (missing.status_code, missing.json()["error"]) == (400, "`items` is missing; it is required.")
+    broken = await client.post("/bento/embed", content=b'{"items":', headers={"content-type": "application/json"})
+    assert broken.status_code == 400 and broken.json()["error"].startswith("The body is not JSON: EOF while")
+    form = await client.post("/bento/embed", data={"items": "x"})
+    assert form.status_code == 400 and "Content-Type: application/json" in form.json()["error"]
     many = await client.post("/bento/embed", json={"items": [{"text": "a"}] * 2049})
     assert many.status_code == 422
     assert "limit of 2048" in many.json()["error"]
+
+
+async def counted(client: httpx.AsyncClient) -> dict[str, float]:
+    """Every sample of /metrics but the times."""
+    lines = [line for line in (await client.get("/metrics")).text.splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines) if "duration" not in name}
+
+
+async def test_every_request_is_counted_once_whichever_door_it_came_by(client: httpx.AsyncClient) -> None:
+    await until_ready(client)
+    before = await counted(client)
+    await client.post("/v1/embeddings", json={"input": "one two"})
+    by_route = await counted(client)
+    await client.post("/bento/embed", json={"items": [{"text": "one two"}]})
+    by_method = await counted(client)
+
+    def grown(new: dict[str, float], old: dict[str, float]) -> dict[str, float]:
+        return {name: value - old.get(name, 0) for name, value in new.items() if value != old.get(name, 0)}
+
+    assert grown(by_route, before) == grown(by_method, by_route)
+    assert grown(by_method, by_route)['te_request_count{method="single"}'] == 1
+    assert grown(by_method, by_route)['te_request_success{method="single"}'] == 1
+
+    await client.post("/bento/embed", json={"items": [{"text": "a"}, {"text": ""}, {"text": "b", "model": "nope"}]})
+    await client.post("/bento/embed", json={"items": 5})
+    failed = grown(await counted(client), by_method)
+    assert failed['infinity_errors_total{code="empty_input"}'] == 1
+    assert failed['infinity_errors_total{code="model_not_found"}'] == 1
+    assert failed['infinity_errors_total{code="invalid_input"}'] == 1
+    assert 'te_request_success{method="batch"}' not in failed and failed["te_embed_success"] == 1
+
+
+async def test_the_documents_examples_of_the_methods_work(client: httpx.AsyncClient) -> None:
+    await until_ready(client)
+    document = (await client.get("/openapi.json")).json()
+    OpenAPIV31SpecValidator(document).validate()
+    native = {path: row["post"] for path, row in document["paths"].items() if path.startswith("/bento/")}
+    assert {path.removeprefix("/bento/") for path in native} == set(InfinityBento.apis)
+    for path, operation in native.items():
+        example = operation["requestBody"]["content"]["application/json"]["example"]
+        answer = await client.post(path, json=example)
+        assert answer.status_code == 200, path
+        (result,) = answer.json()
+        assert (result["error"] is None) == ("x-needs" not in operation), (path, result)
+    page = html.unescape((await client.get("/docs")).text)
+    (snippet,) = re.findall(r'<pre class="python">(.*?)</pre>', page, re.DOTALL)
+    calls = ast.parse(snippet).body[-1]
+    assert isinstance(calls, ast.With) and len(calls.body) == sum("x-needs" not in row for row in native.values())
 
 
 def refused(*options: str) -> str:
@@ -194,7 +263,7 @@ class TestRefusalToStart:
     def test_an_unknown_checkpoint(self, tmp_path: Path) -> None:
         output = refused("--model-id", str(tmp_path / "missing"), "--port", "3991")
         assert "missing" in output
-        assert "Traceback" not in output
+        assert output.count("\n") == 1, "nothing above the error looks as if it served"
 
     def test_an_unsupported_architecture(self, tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text('{"model_type": "t5"}')
@@ -210,5 +279,6 @@ class TestRefusalToStart:
 
     def test_a_failure_in_the_worker_ends_the_server(self, tmp_path: Path) -> None:
         output = refused("--torch-device", "cuda:7", "--port", "3992")
-        assert "torch-device cuda:7 is not there" in output
-        assert "Traceback" not in output
+        assert output.count("torch-device cuda:7 is not there") == 1
+        assert "torch-device cuda:7 is not there" in output.splitlines()[-1]
+        assert "Traceback" not in output and "Starting production" not in output

@@ -32,6 +32,8 @@ EXAMPLES: dict[str, tuple[tuple[str, Any], tuple[str, Any]]] = {
     "served-model-name": (("embeddings", "embeddings"), ("reranker", "reranker")),
     "torch-device": (("cpu", "cpu"), ("cuda:1", "cuda:1")),
     "dtype": (("float32", "float32"), ("BFloat16", "bfloat16")),
+    "cpu-linear": (("torch", "torch"), ("BOTH", "both")),
+    "native-encoders": (("false", False), ("NO", False)),
     "pooling": (("last-token", Pooling.LAST_TOKEN), ("mean_sqrt_len_tokens", Pooling.MEAN_SQRT)),
     "max-batch-tokens": (("32_768", 32768), ("1", 1)),
     "max-batch-requests": (("4", 4), ("8", 8)),
@@ -45,6 +47,7 @@ EXAMPLES: dict[str, tuple[tuple[str, Any], tuple[str, Any]]] = {
     "dense-path": (("2_Dense_1024", "2_Dense_1024"), ("2_Dense_256", "2_Dense_256")),
     "hostname": (("127.0.0.1", "127.0.0.1"), ("::1", "::1")),
     "port": (("8000", 8000), ("65535", 65535)),
+    "workers": (("2", 2), ("64", 64)),
     "payload-limit": (("1000", 1000), ("33554432", 33554432)),
     "request-timeout-seconds": (("0.5", 0.5), ("10", 10.0)),
     "api-key": (("sesame", Secret("sesame")), ("open\n", Secret("open"))),
@@ -141,6 +144,8 @@ def test_other_variables_count_after_our_own(option):
 BAD = {
     "torch-device": "gpu",
     "dtype": "int8",
+    "cpu-linear": "mkl",
+    "native-encoders": "perhaps",
     "pooling": "median",
     "max-batch-tokens": "0",
     "max-batch-requests": "-1",
@@ -151,6 +156,7 @@ BAD = {
     "tokenization-workers": "65",
     "hostname": "localhost",
     "port": "65536",
+    "workers": "0",
     "payload-limit": "2MB",
     "request-timeout-seconds": "inf",
     "cors-allow-origin": "example.org",
@@ -326,7 +332,7 @@ def test_a_preset_by_name_and_by_option(tmp_path, monkeypatch):
     for settings in (resolve({"preset": "tiny"}), resolve(environ={"INFINITY_PRESET": "configs/tiny.yaml"})):
         assert [(model.model_id, model.revision) for model in settings.models] == [("org/a", None), ("org/b", "main")]
         assert str(settings.origins["port"]) == "preset configs/tiny.yaml"
-    assert "one of " in (message := error_of({"preset": "tinny"}).message) and "tiny" in message
+    assert "Did you mean tiny" in error_of({"preset": "tinny"}).message
     assert "no such file" in error_of({"preset": "other/tiny.yaml"}).message
 
 
@@ -369,7 +375,7 @@ def test_another_model_under_a_preset_is_noted(tmp_path):
 # BentoML arguments.
 
 
-def test_bentoml_arguments_count_as_command_line():
+def test_bentoml_arguments_win_over_the_environment():
     arguments = {
         "model_id": "a;b",
         "dtype": ["float32", "auto"],
@@ -378,11 +384,26 @@ def test_bentoml_arguments_count_as_command_line():
         "preset": None,
         "arch": 1,
     }
-    settings = resolve(from_bentoml_arguments(arguments, ignore=["arch"]), {"INFINITY_PORT": "82"})
+    read = from_bentoml_arguments(arguments, ignore=["arch"])
+    settings = resolve(read, {"INFINITY_PORT": "82"}, source=Source.ARGUMENT)
     assert [(model.model_id, model.dtype) for model in settings.models] == [("a", "float32"), ("b", "auto")]
     assert (settings.port, settings.warmup) == (81, False)
-    assert settings.origins["port"].source is Source.COMMAND_LINE
-    assert "--arch is not an option" in error_of(from_bentoml_arguments(arguments)).message
+    assert str(settings.origins["port"]) == "--arg port" and str(settings.origins["model-id"]) == "--arg model_id"
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        ("modle_id", "--arg modle_id is not an option; did you mean model_id?"),
+        ("modle-id", "--arg modle-id is not an option; did you mean model-id?"),
+        ("batch_size", "--arg batch_size is not an option here; use --max-batch-tokens or --max-batch-requests."),
+        ("dtype", "--dtype is 'x' (--arg dtype); it must be one of auto, "),
+    ],
+)
+def test_a_wrong_argument_is_spelled_as_it_was_written(written, message):
+    with pytest.raises(ConfigError) as caught:
+        resolve({written: "x"}, source=Source.ARGUMENT)
+    assert caught.value.message.startswith(message)
 
 
 def test_an_argument_in_two_spellings_is_refused():

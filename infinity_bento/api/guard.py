@@ -93,7 +93,7 @@ class _Exchange:
 
     async def run(self) -> None:
         """Run the application; afterwards no timer and no task of this exchange is left."""
-        if not self._guard.index.is_open(self._scope["path"]):
+        if not self._guard.index.is_open(self._scope["method"], self._scope["path"]):
             limit = self._guard.timeout_seconds
             delay = min(WATCH_AFTER_SECONDS, limit) if limit else WATCH_AFTER_SECONDS
             self._timer = self._loop.call_later(delay, self._become_slow)

@@ -13,7 +13,7 @@ _LISTED_INDICES = 100  # in one header
 
 
 async def run(call: Call, info: ModelInfo, items: list[Item], path: Callable[[int], str]) -> list[Result]:
-    """The results of all items, in order; records timing and metrics.
+    """The results of all items, in order; records their timing.
 
     Args:
         call: The request; its timing is set here.
@@ -24,30 +24,13 @@ async def run(call: Call, info: ModelInfo, items: list[Item], path: Callable[[in
     Raises:
         InfinityError: Whatever the engine raises, or the error of the first item that failed.
     """
-    metrics = call.context.metrics
-    task = items[0].task
-    metrics.count_request(task, len(items))
     results: list[Result] = []
     for index, outcome in enumerate(await call.engine.submit(info.name, items)):
         if isinstance(outcome, InfinityError):
             raise located(outcome, path(index)) from outcome
         results.append(outcome)
-    timing = call.state.timing = mean_timing(results)
-    tokens = [result.usage.tokens for result in results]
-    metrics.observe_request(task, info.name, call.state.elapsed_seconds(), timing, tokens)
+    call.state.timing = Timing.mean([result.timing for result in results])
     return results
-
-
-def mean_timing(results: Sequence[Result]) -> Timing:
-    """The mean of each stage over the inputs, as TEI reports it."""
-    if len(results) == 1:
-        return results[0].timing
-    count = len(results)
-    return Timing(
-        sum(result.timing.tokenize_seconds for result in results) / count,
-        sum(result.timing.queue_seconds for result in results) / count,
-        sum(result.timing.inference_seconds for result in results) / count,
-    )
 
 
 def usage_of(results: Sequence[Result]) -> dict[str, int]:

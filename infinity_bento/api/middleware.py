@@ -72,7 +72,7 @@ class ApiKey:
             await self._index.dialect_of(scope["path"]).reply(error)(scope, receive, send)
 
     def _admits(self, scope: Scope) -> bool:
-        if self._index.is_open(scope["path"]):
+        if self._index.is_open(scope.get("method", ""), scope["path"]):
             return True
         scheme, _, key = (header(scope, b"authorization") or b"").partition(b" ")
         return scheme.lower() == b"bearer" and hmac.compare_digest(key.strip(), self._key)

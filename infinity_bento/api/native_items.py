@@ -44,7 +44,7 @@ class TextItem(_Cut):
         """
         if (self.text is None) == (self.token_ids is None):
             given = "neither" if self.text is None else "both"
-            raise InvalidInput(f"an item needs exactly one of text and token_ids; {given} were given", param="text")
+            raise InvalidInput(f"An item needs exactly one of text and token_ids; {given} were given.", param="text")
         return Item(
             task,
             text=self.text,

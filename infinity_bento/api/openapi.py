@@ -6,14 +6,18 @@ import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from infinity_bento.api.envelopes import ErrorClass, wire_errors
+from infinity_bento.api.choosing import is_late_interaction
+from infinity_bento.api.envelopes import TEI, ErrorClass, wire_errors
+from infinity_bento.api.native_table import NativeMethod, native_schemas
 from infinity_bento.api.routes import Route
-from infinity_bento.core import ModelInfo, Task
+from infinity_bento.api.schemas import array
+from infinity_bento.core import ModelInfo
 from infinity_bento.errors import NotReady, ServerError, Unauthorized
 
 Schemas = Mapping[str, Mapping[str, Any]]
 
 MODEL_PLACEHOLDER = "$MODEL"
+NATIVE_TAG = "BentoML"
 _SECURITY_SCHEME = "bearer"
 _ANSWER_HEADERS = {
     "x-request-id": {"description": "The caller's id if it sent one, else a new one.", "schema": {"type": "string"}},
@@ -30,7 +34,13 @@ _RETRY_HEADER = {"description": "Whole seconds to wait.", "schema": {"type": "in
 
 
 def build_document(
-    routes: Iterable[Route], schemas: Schemas, models: Sequence[ModelInfo], *, version: str, with_key: bool
+    routes: Iterable[Route],
+    schemas: Schemas,
+    models: Sequence[ModelInfo],
+    *,
+    version: str,
+    with_key: bool,
+    native: Sequence[NativeMethod] = (),
 ) -> dict[str, Any]:
     """The document of this server.
 
@@ -40,13 +50,16 @@ def build_document(
         models: The loaded models; their names replace ``$MODEL`` in the examples.
         version: Version of this package.
         with_key: Inference routes need an API key.
+        native: BentoML's methods, where they are served.
     """
     rows = list(routes)
     paths: dict[str, dict[str, Any]] = {}
     for route in rows:
         for path in route.paths:
             paths.setdefault(path, {})[route.method.lower()] = _operation(route, path, models, with_key=with_key)
-    components: dict[str, Any] = {"schemas": {**schemas, **_error_schemas(rows)}}
+    for method in native:
+        paths[method.path] = {"post": _native_operation(method, models, with_key=with_key)}
+    components: dict[str, Any] = {"schemas": {**schemas, **_error_schemas(rows), **native_schemas(native)}}
     if with_key:
         components["securitySchemes"] = {_SECURITY_SCHEME: {"type": "http", "scheme": "bearer"}}
     return {
@@ -61,9 +74,11 @@ def build_document(
     }
 
 
-def example_body(route: Route, models: Sequence[ModelInfo]) -> Any:
-    """The example of a route with a loaded model's name in it; None if the route has none."""
-    return _substitute(route.example, _model_name(route.tasks, models)) if route.example is not None else None
+def example_body(route: Route | NativeMethod, models: Sequence[ModelInfo]) -> Any:
+    """The example of a route for a loaded model, whose name is in it; None if the route has none."""
+    model = next((model for model in models if _can(model, route)), None)
+    example = route.example(model) if callable(route.example) else route.example
+    return _substitute(example, model.name if model is not None else None)
 
 
 def _operation(route: Route, path: str, models: Sequence[ModelInfo], *, with_key: bool) -> dict[str, Any]:
@@ -85,11 +100,45 @@ def _operation(route: Route, path: str, models: Sequence[ModelInfo], *, with_key
             "required": True,
             "content": {"application/json": content, "application/msgpack": binary},
         }
-    if not _is_served(route, models):
-        operation["x-needs"] = [task.value for task in route.tasks]
+    _mark_needs(operation, route, models)
     if with_key and not route.is_open:
         operation["security"] = [{_SECURITY_SCHEME: []}]
     return operation
+
+
+def _native_operation(method: NativeMethod, models: Sequence[ModelInfo], *, with_key: bool) -> dict[str, Any]:
+    """A BentoML method: a list of items in, a list of results out; refused as a whole, it answers as TEI does."""
+    whole = "The call as a whole is refused"
+    items = {"type": "object", "required": ["items"], "properties": {"items": array(_ref(method.item.__name__))}}
+    example = {"items": [example_body(method, models)]}
+    answer = {"application/json": {"schema": array(_ref(method.result.__name__))}}
+    refused = {"application/json": {"schema": _ref(f"{TEI.name}Error")}}
+    operation: dict[str, Any] = {
+        "operationId": f"bento_{method.name}",
+        "summary": method.summary,
+        "tags": [NATIVE_TAG],
+        "requestBody": {"required": True, "content": {"application/json": {"schema": items, "example": example}}},
+        "responses": {
+            "200": {"description": "One result per item, in order", "headers": _ANSWER_HEADERS, "content": answer},
+            "default": {"description": whole, "headers": _ANSWER_HEADERS, "content": refused},
+        },
+    }
+    _mark_needs(operation, method, models)
+    if with_key:
+        operation["security"] = [{_SECURITY_SCHEME: []}]
+    return operation
+
+
+def _mark_needs(operation: dict[str, Any], route: Route | NativeMethod, models: Sequence[ModelInfo]) -> None:
+    """Say of a route that no loaded model can answer what it would take."""
+    if route.tasks and not any(_can(model, route) for model in models):
+        operation["x-needs"] = [task.value for task in route.tasks]
+        operation["summary"] += f" (needs {needed_model(operation['x-needs'])})"
+
+
+def needed_model(tasks: Sequence[str]) -> str:
+    """``a rerank model``, ``an embed or embed_all model``."""
+    return f"{'an' if tasks[0][0] in 'aeiou' else 'a'} {' or '.join(tasks)} model"
 
 
 def _responses(route: Route, *, with_key: bool) -> dict[str, Any]:
@@ -139,19 +188,18 @@ def _ref(name: str) -> dict[str, str]:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
-def _is_served(route: Route, models: Sequence[ModelInfo]) -> bool:
-    """Whether a loaded model can do what the route is for."""
-    return not route.tasks or any(set(route.tasks) & set(model.tasks) for model in models)
-
-
-def _model_name(tasks: tuple[Task, ...], models: Sequence[ModelInfo]) -> str | None:
-    """The first model that can do one of the tasks."""
-    return next((model.name for model in models if not tasks or set(tasks) & set(model.tasks)), None)
+def _can(model: ModelInfo, route: Route | NativeMethod) -> bool:
+    """Whether a model can do what the route is for."""
+    if not route.tasks or set(route.tasks) & set(model.tasks):
+        return True
+    return route.late_interaction and is_late_interaction(model)
 
 
 def _substitute(value: Any, name: str | None) -> Any:
+    """``value`` with the model's name in its place; without a name the place goes, since null would not help."""
     if isinstance(value, Mapping):
-        return {key: _substitute(inner, name) for key, inner in value.items()}
+        kept = {key: inner for key, inner in value.items() if name is not None or inner != MODEL_PLACEHOLDER}
+        return {key: _substitute(inner, name) for key, inner in kept.items()}
     if isinstance(value, (list, tuple)):
         return [_substitute(inner, name) for inner in value]
     return name if value == MODEL_PLACEHOLDER else value

@@ -1,4 +1,4 @@
-"""GET /metrics, /openapi.json and /docs. Rows of ``table`` point here."""
+"""GET /metrics, /openapi.json and /docs, which cover BentoML's own page and document. Rows of ``table`` point here."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import html
 import re
 import shlex
 import string
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
 
 from infinity_bento.api.exchange import Call, Reply, header
-from infinity_bento.api.openapi import Schemas, build_document
+from infinity_bento.api.openapi import NATIVE_TAG, Schemas, build_document
 from infinity_bento.telemetry.metrics import CONTENT_TYPE
+
+Row = tuple[str, str, Mapping[str, Any]]  # method, path, operation of the document
 
 HTML_TYPE = "text/html; charset=utf-8"
 # No scripts, and nothing that is not on the page itself.
@@ -42,6 +44,8 @@ p.status { color: #555; font-size: .9rem; }
 <h1>infinity-bento $version</h1>
 <p>$models The same list as data: <a href="openapi.json">openapi.json</a>.</p>
 $routes
+$native
+$others
 </body>
 </html>
 """)
@@ -71,14 +75,23 @@ class DocumentPages:
         document = self._document(call)
         with_key = call.context.settings.api_key is not None
         names = [f"<code>{html.escape(model.name)}</code>" for model in call.models()]
+        rows = [
+            (method, path, operation)
+            for path, operations in document["paths"].items()
+            for method, operation in operations.items()
+        ]
+        native = [row for row in rows if NATIVE_TAG in row[2]["tags"]]
+        base_url = _base_url(call)
         page = _PAGE.substitute(
             version=html.escape(call.context.settings.version),
-            models=f"Loaded: {', '.join(names)}." if names else "No model is loaded yet.",
+            models=f"Loaded: {', '.join(names)}." if names else "No model is loaded yet: reload this page later.",
             routes="\n".join(
-                _route_section(method, path, operation, _base_url(call), with_key=with_key)
-                for path, operations in document["paths"].items()
-                for method, operation in operations.items()
+                _route_section(*row, base_url, with_key=with_key)
+                for row in rows
+                if row not in native and "x-needs" not in row[2]
             ),
+            native=_native_section([row for row in native if "x-needs" not in row[2]], base_url, with_key=with_key),
+            others=_others_section([row for row in rows if "x-needs" in row[2]]),
         )
         return Reply(
             page.encode(), content_type=HTML_TYPE.encode(), headers=[(b"content-security-policy", _PAGE_POLICY)]
@@ -92,7 +105,38 @@ class DocumentPages:
             call.models(),
             version=settings.version,
             with_key=settings.api_key is not None,
+            native=call.context.native,
         )
+
+
+def _native_section(rows: Sequence[Row], base_url: str, *, with_key: bool) -> str:
+    """BentoML's methods: a snippet for its client, and what takes the place of ``embed`` in it."""
+    if not rows:
+        return ""
+    token = ', token=os.environ["INFINITY_API_KEY"]' if with_key else ""
+    lines = [f"{'import os' + chr(10) if with_key else ''}import bentoml", ""]
+    lines.append(f'with bentoml.SyncHTTPClient("{base_url}"{token}) as client:')
+    for _, path, operation in rows:
+        example = operation["requestBody"]["content"]["application/json"]["example"]["items"]
+        lines.append(f"    print(client.{path.rpartition('/')[2]}(items={example!r}))")
+    names = ", ".join(f"<code>{html.escape(path)}</code>" for _, path, _ in rows)
+    return (
+        "<h2>BentoML client</h2>\n"
+        "<p>Lists of items in, a result or an error for each of them out.</p>\n"
+        f'<pre class="python">{html.escape(chr(10).join(lines))}</pre>\n'
+        f'<p class="status">Over HTTP: POST {names}, with the body {{"items": [...]}}</p>'
+    )
+
+
+def _others_section(rows: Sequence[Row]) -> str:
+    """The routes that no loaded model can answer, and what they would take."""
+    if not rows:
+        return ""
+    entries = "\n".join(
+        f"<li><code>{method.upper()} {html.escape(path)}</code>: {html.escape(operation['summary'])}</li>"
+        for method, path, operation in rows
+    )
+    return f"<h2>Not with the loaded models</h2>\n<ul>\n{entries}\n</ul>"
 
 
 def _route_section(method: str, path: str, operation: Mapping[str, Any], base_url: str, *, with_key: bool) -> str:
@@ -103,8 +147,6 @@ def _route_section(method: str, path: str, operation: Mapping[str, Any], base_ur
     if body is not None:
         words += ["-H 'content-type: application/json'", "-d " + shlex.quote(orjson.dumps(body).decode())]
     statuses = ", ".join(operation["responses"])
-    if "x-needs" in operation:
-        statuses += f". No loaded model can {' or '.join(operation['x-needs'])}"
     return (
         f'<h2><b class="method">{method.upper()}</b> <code>{html.escape(path)}</code></h2>\n'
         f"<p>{html.escape(operation['summary'])}</p>\n"

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import difflib
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,12 +15,15 @@ from starlette.types import Receive, Scope, Send
 from infinity_bento.api.compression import accepted_coding, compress
 from infinity_bento.api.envelopes import Dialect, dialect_of_unknown
 from infinity_bento.api.exchange import ApiContext, Call, ClientGone, Handler, Reply, RequestState, header
-from infinity_bento.core import Task
+from infinity_bento.core import ModelInfo, Task
 from infinity_bento.errors import InfinityError, MethodNotAllowed, ServerError, UnknownRoute
 
 logger = logging.getLogger(__name__)
 
 _SHOWN_PATH_CHARACTERS = 200
+
+
+Example = Mapping[str, Any] | Callable[[ModelInfo | None], Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +39,9 @@ class Route:
         response: Schema of the 200 answer, by name.
         request: Schema of the body, by name; None for routes without a body.
         tasks: One of these the model must be able to do; empty if any model will do.
-        example: A body that works as it is, ``$MODEL`` standing for a loaded model's name.
+        late_interaction: Late-interaction models can do it as well.
+        example: A body that works as it is, ``$MODEL`` standing for a loaded model's name; or what makes such a body
+            for the model, None standing for no model.
         media: Content type of the 200 answer.
         statuses: Further statuses with their own schema, such as the 503 of a probe.
         is_open: No API key and no time limit: probes, metrics, documents.
@@ -50,18 +55,26 @@ class Route:
     response: str
     request: str | None = None
     tasks: tuple[Task, ...] = ()
-    example: Mapping[str, Any] | None = None
+    late_interaction: bool = False
+    example: Example | None = None
     media: str = "application/json"
     statuses: Mapping[int, str] | None = None
     is_open: bool = False
 
 
 class RouteIndex:
-    """Answers middleware's questions about a path, known or not."""
+    """Answers middleware's questions about a path, known or not.
 
-    def __init__(self, routes: Iterable[Route]) -> None:
-        self._by_path = {path: route for route in routes for path in route.paths}
-        self._open = frozenset(path for path, route in self._by_path.items() if route.is_open)
+    Args:
+        routes: All rows.
+        others: Further paths that are served, to be named where somebody errs.
+    """
+
+    def __init__(self, routes: Iterable[Route], others: Iterable[str] = ()) -> None:
+        rows = list(routes)
+        self._by_path = {path: route for route in rows for path in route.paths}
+        self._named = [*self._by_path, *others]
+        self._open = frozenset((route.method, path) for route in rows if route.is_open for path in route.paths)
 
     def dialect_of(self, path: str) -> Dialect:
         """The error shape a caller of this path expects."""
@@ -70,13 +83,13 @@ class RouteIndex:
             return route.dialect
         return dialect_of_unknown(path)
 
-    def is_open(self, path: str) -> bool:
-        """Whether the path needs no API key and has no time limit."""
-        return path in self._open
+    def is_open(self, method: str, path: str) -> bool:
+        """Whether a request needs no API key and has no time limit."""
+        return ("GET" if method == "HEAD" else method, path) in self._open
 
     def unknown(self, method: str, path: str) -> UnknownRoute:
         """The error for a path nobody serves, with the ones that look alike."""
-        close = difflib.get_close_matches(path[:_SHOWN_PATH_CHARACTERS], self._by_path, n=3, cutoff=0.5)
+        close = difflib.get_close_matches(path[:_SHOWN_PATH_CHARACTERS], self._named, n=3, cutoff=0.6)
         hint = f"did you mean {' or '.join(close)}? " if close else ""
         return UnknownRoute(f"There is no route {method} {shown_path(path)}; {hint}All routes are listed at GET /docs.")
 

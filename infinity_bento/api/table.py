@@ -21,7 +21,7 @@ from infinity_bento.api.exchange import Handler
 from infinity_bento.api.pages import HTML_TYPE, DocumentPages, metrics
 from infinity_bento.api.routes import Route
 from infinity_bento.api.tei_answer import handler
-from infinity_bento.core import Task
+from infinity_bento.core import ModelInfo, Task
 from infinity_bento.telemetry.metrics import CONTENT_TYPE
 
 SCHEMAS: dict[str, Any] = {
@@ -41,12 +41,18 @@ SCHEMAS: dict[str, Any] = {
 
 _TEXTS = ["What is packed execution?", "Rows without padding."]
 _ONE = {"model": "$MODEL", "inputs": _TEXTS[0]}
+_PAIRS = {"model": "$MODEL", "inputs": [[_TEXTS[0], text] for text in _TEXTS]}
 _RANK = {"model": "$MODEL", "query": _TEXTS[0], "documents": _TEXTS, "return_documents": True}
 
 
 def route_table() -> tuple[Route, ...]:
     """Every route of the wire layer."""
     return (*_embedding_rows(), *_scoring_rows(), *_other_rows(), *_server_rows())
+
+
+def _scored(info: ModelInfo | None) -> dict[str, Any]:
+    """One text; for a reranker pairs, which it cannot do without."""
+    return _PAIRS if info is not None and Task.RERANK in info.tasks else _ONE
 
 
 def _embedding_rows() -> tuple[Route, ...]:
@@ -133,6 +139,7 @@ def _scoring_rows() -> tuple[Route, ...]:
             "RerankResponse",
             "RerankRequest",
             tasks=rankers,
+            late_interaction=True,
             example={"model": "$MODEL", "query": _TEXTS[0], "texts": _TEXTS},
         ),
         Route(
@@ -144,6 +151,7 @@ def _scoring_rows() -> tuple[Route, ...]:
             "CohereRerankResponse",
             "CohereRerankRequest",
             tasks=rankers,
+            late_interaction=True,
             example=_RANK,
         ),
         Route(
@@ -155,6 +163,7 @@ def _scoring_rows() -> tuple[Route, ...]:
             "CohereRerankResponse",
             "CohereRerankRequest",
             tasks=rankers,
+            late_interaction=True,
             example=_RANK,
         ),
         Route(
@@ -166,7 +175,7 @@ def _scoring_rows() -> tuple[Route, ...]:
             "PredictResponse",
             "PredictRequest",
             tasks=(*classifiers, *rankers),
-            example=_ONE,
+            example=_scored,
         ),
         Route(
             ("/v1/classify", "/classify"),
@@ -202,7 +211,7 @@ def _other_rows() -> tuple[Route, ...]:
             "Texts of token ids",
             "DecodeResponse",
             "DecodeRequest",
-            example={"model": "$MODEL", "ids": [101, 102]},
+            example={"model": "$MODEL", "ids": [1, 2, 3]},
         ),
         Route(
             ("/", "/invocations"),
@@ -212,7 +221,8 @@ def _other_rows() -> tuple[Route, ...]:
             "What the default model is for",
             "AnyResponse",
             "AnyRequest",
-            example={"inputs": _TEXTS[0]},
+            tasks=tei_default.TASKS,
+            example=_scored,
         ),
         Route(
             ("/vertex",),
@@ -222,7 +232,8 @@ def _other_rows() -> tuple[Route, ...]:
             "Several bodies of other routes",
             "VertexResponse",
             "VertexRequest",
-            example={"instances": [{"inputs": _TEXTS[0]}, {"inputs": _TEXTS[1]}]},
+            tasks=tei_default.TASKS,
+            example=lambda info: {"instances": [_scored(info)]},
         ),
     )
 
@@ -237,8 +248,9 @@ def _server_rows() -> tuple[Route, ...]:
         _open(("/livez", "/healthz"), probes.livez, "200 unless only a restart helps", "Liveness", statuses=liveness),
         _open(("/readyz",), probes.readyz, "200 when the models answer", "Readiness", statuses=readiness),
         _open(("/metrics",), metrics, "Prometheus metrics", "Text", media=CONTENT_TYPE),
-        _open(("/openapi.json", "/api-doc/openapi.json"), pages.openapi, "This document", "Document"),
-        _open(("/docs",), pages.docs, "Routes and examples", "Text", media=HTML_TYPE),
+        # BentoML has a page at / and a document at /docs.json, which know its own methods only; ours cover them.
+        _open(("/openapi.json", "/api-doc/openapi.json", "/docs.json"), pages.openapi, "This document", "Document"),
+        _open(("/docs", "/"), pages.docs, "Routes and examples", "Text", media=HTML_TYPE),
     )
 
 

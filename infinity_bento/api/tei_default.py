@@ -20,6 +20,8 @@ from infinity_bento.api.tei_answer import Answer, Answerer
 from infinity_bento.core import ModelInfo, Task
 from infinity_bento.errors import InfinityError, InvalidInput
 
+TASKS = (Task.EMBED, Task.EMBED_ALL, Task.EMBED_SPARSE, Task.RERANK, Task.CLASSIFY, Task.CLASSIFY_TOKENS)
+
 
 async def answer(call: Call, body: Body) -> Answer:
     """The answer of the route that the body is meant for: by its shape, else by the kind of the (default) model.

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from infinity_bento.attention import sdpa
+from infinity_bento.attention import folded, sdpa
 from infinity_bento.batching.packing import PackedBatch
 
 IMPLEMENTATION = "infinity_packed"
@@ -90,6 +90,10 @@ def packed_attention(
         window=sliding_window,
         softcap=softcap,
     )
+    if packed.attention_dtype is not None:
+        query, key, value = (x.to(packed.attention_dtype) for x in (query, key, value))
+    if packed.fold is not None:
+        return folded.run(query, key, value, packed.fold, spec), None
     return sdpa.run(query, key, value, packed, spec), None
 
 

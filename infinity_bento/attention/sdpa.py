@@ -57,8 +57,12 @@ def split(tokens: Tensor, group: LengthGroup) -> Tensor:
 def allowed(group: LengthGroup, packed: PackedBatch, spec: AttentionSpec) -> tuple[Tensor | None, bool]:
     """A group's mask (True where attention is allowed), and whether it is causal besides.
 
-    The mask is broadcastable to ``[n, N, L, L]``; None where neither a window nor unattended tokens ask for one.
+    The mask is broadcastable to ``[n, N, L, L]``; None where nothing asks for one: no window, no unattended tokens, no
+    blocks.
     """
+    visible = packed.visible(group)
+    if visible is not None:
+        return windowed_blocks(visible, group, packed, spec), False
     mask = window_mask(group.length, packed, spec)
     causal = spec.causal and mask is None and group.length > 1
     keys = packed.key_mask(group)
@@ -82,6 +86,20 @@ def window_mask(length: int, packed: PackedBatch, spec: AttentionSpec) -> Tensor
             mask = (distance >= 0) & (distance < spec.window)
         else:
             mask = distance.abs() < spec.window
+        packed.cache[key] = mask
+    return mask
+
+
+def windowed_blocks(visible: Tensor, group: LengthGroup, packed: PackedBatch, spec: AttentionSpec) -> Tensor:
+    """The mask of sequences made of blocks, ``[n, 1, L, L]``; blocks lie side by side, so a window goes by position."""
+    if spec.window is None:
+        return visible
+    key = ("windowed blocks", group.start, spec.window)
+    mask: Tensor | None = packed.cache.get(key)
+    if mask is None:
+        positions = packed.position_ids[group.start : group.end].view(group.size, 1, group.length)
+        distance = positions[..., :, None] - positions[..., None, :]
+        mask = visible & (distance.abs() < spec.window)
         packed.cache[key] = mask
     return mask
 

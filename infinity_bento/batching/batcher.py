@@ -16,11 +16,18 @@ from typing import NamedTuple
 from infinity_bento.batching.ticket import Entry
 from infinity_bento.errors import Overloaded
 
+# Smaller pieces cost more per token than sharing them gains.
+LEAST_SHARE = 512
+
 
 class Patience(NamedTuple):
-    """How a taker waits for a fuller batch: up to ``seconds`` until ``tokens`` wait, while ``worthwhile()``."""
+    """How a taker waits for a fuller batch: up to ``seconds`` until ``tokens`` wait, while ``worthwhile()``.
+
+    The clients of a finished batch come back one after the other, so it also ends once nobody came for ``gap_seconds``.
+    """
 
     seconds: float
+    gap_seconds: float
     tokens: int
     worthwhile: Callable[[], bool]
 
@@ -50,7 +57,8 @@ class Batcher:
         self._entries: deque[Entry] = deque()
         self._tokens = 0
         self._closed = False
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._waiting: list[threading.Condition] = []  # takers that sleep, the last one to come at the end
 
     @property
     def queued_tokens(self) -> int:
@@ -67,19 +75,24 @@ class Batcher:
             Overloaded: If the queue would hold more than ``max_queue_tokens`` and something already waits.
         """
         tokens = sum(entry.tokens for entry in entries)
-        with self._changed:
+        with self._lock:
             if self._entries and self._tokens + tokens > self.max_queue_tokens:
                 raise Overloaded(
-                    f"the queue holds {self._tokens} tokens and this request adds {tokens}, more than the limit of "
-                    f"{self.max_queue_tokens}: retry later, or send less at once"
+                    f"The queue holds {self._tokens} tokens and this request adds {tokens}, more than the limit of "
+                    f"{self.max_queue_tokens}: retry later, or send less at once."
                 )
             self._entries.extend(entries)
             self._tokens += tokens
             # One waiting lane is enough: it wakes the next one if it leaves something behind.
-            self._changed.notify()
+            self._wake()
 
     def take(
-        self, limit: int | None = None, *, block: bool = True, patience: Patience | None = None
+        self,
+        limit: int | None = None,
+        *,
+        block: bool = True,
+        patience: Patience | None = None,
+        sharers: int = 1,
     ) -> list[Entry] | None:
         """The next batch.
 
@@ -87,34 +100,52 @@ class Batcher:
             limit: Stop at this many tokens, below the token budget; a longer entry still comes alone.
             block: Wait for an entry; otherwise return an empty list when nothing waits.
             patience: When, how long and for how much to wait beyond the first entry; None: not at all.
+            sharers: Takers among which the last few batches of a queue are shared evenly, so that none is left with
+                a full batch while the others have nothing; pieces stay above ``LEAST_SHARE`` tokens.
 
         Returns:
             At least one entry in order of arrival, an empty list (only without ``block``), or None once closed.
         """
         budget = self.token_budget if limit is None else min(limit, self.token_budget)
         batch: list[Entry] = []
-        with self._changed:
+        with self._lock:
             while True:
                 if patience is not None:
                     self._wait_for_more(patience)
-                dropped = self._fill(batch, budget)
+                share = max(LEAST_SHARE, -(-self._tokens // sharers))
+                dropped = self._fill(batch, budget if sharers == 1 else min(budget, share))
                 if dropped:
                     self._on_dropped(dropped)
                 if batch or self._closed or not block:
                     break
-                self._changed.wait()
+                self._sleep()
             if self._entries:
-                self._changed.notify()
+                self._wake()
         return None if self._closed and not batch else batch
 
     def _wait_for_more(self, patience: Patience) -> None:
         """While something waits, but little, and others are computing: give it a moment to become more."""
         deadline = time.perf_counter() + patience.seconds
         while 0 < self._tokens < patience.tokens and not self._closed and patience.worthwhile():
-            left = deadline - time.perf_counter()
+            before, left = self._tokens, deadline - time.perf_counter()
             if left <= 0:
                 return
-            self._changed.wait(left)
+            self._sleep(min(left, patience.gap_seconds))
+            if self._tokens == before:
+                return
+
+    def _sleep(self, seconds: float | None = None) -> None:
+        """Let go of the lock until woken, or for so long."""
+        condition = threading.Condition(self._lock)
+        self._waiting.append(condition)
+        condition.wait(seconds)
+        if condition in self._waiting:
+            self._waiting.remove(condition)
+
+    def _wake(self) -> None:
+        """Wake the taker that came last: its caches are warm, and so is the team of threads that it computes with."""
+        if self._waiting:
+            self._waiting.pop().notify()
 
     def _fill(self, batch: list[Entry], budget: int) -> int:
         """Move entries from the front into ``batch``; returns how many were skipped as abandoned."""
@@ -134,10 +165,11 @@ class Batcher:
 
     def close(self) -> list[Entry]:
         """Wake all takers for good; returns what was still waiting, for the caller to refuse."""
-        with self._changed:
+        with self._lock:
             self._closed = True
             left = list(self._entries)
             self._entries.clear()
             self._tokens = 0
-            self._changed.notify_all()
+            while self._waiting:
+                self._wake()
         return left

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from infinity_bento.core import Encoded
+from infinity_bento.batching.radix import Fold, fold
+from infinity_bento.core import BlockMask, Encoded
 
 
 class LengthGroup(NamedTuple):
@@ -36,8 +38,8 @@ class LengthGroup(NamedTuple):
 class PackedBatch:
     """Some sequences as one row of tokens, sorted by length (stable), on one device.
 
-    Sequences of one length that are attended to in part lie behind the others; those without a model run (static) lie
-    behind all. ``order[i]`` is the caller's index of packed sequence ``i``.
+    Sequences of one length that are attended to in part, or made of blocks, lie behind the others; those for which no
+    model runs (static) lie behind all. ``order[i]`` is the caller's index of packed sequence ``i``.
     """
 
     # Set by pack().
@@ -53,6 +55,16 @@ class PackedBatch:
     key_lengths: list[int] | None = None  # [B] leading tokens that may be attended to; None: all
     kept: NDArray[np.bool_] | None = None  # [T] host; tokens that are part of a token matrix; None: all
     static_count: int = 0  # the last sequences, for which no model runs
+    blocks: list[NDArray[np.int32] | None] | None = None  # [B] blocks of a sequence's tokens; None: all one
+    block_mask: BlockMask = BlockMask.SHARED_APART  # how ``blocks`` are read
+    readouts: list[Any] | None = None  # [B] ``Encoded.readout``; None: nobody has one
+    fold: Fold | None = None  # shared prefixes; the model then runs on its nodes
+    # Set by the runner.
+    item_sizes: list[int] | None = None  # sequences of each of the caller's items; None: one each
+    adapters: list[str | None] | None = None  # [B] task adapter; None: the checkpoint has none
+    copies: list[int] | None = None  # the packed caller's index that answers each sequence; None: its own
+    # Set by the backbone.
+    attention_dtype: torch.dtype | None = None  # attention computes in this type; None: that of its inputs
     # Set by attention: whatever depends only on the lengths and is shared by all layers (masks, biases).
     cache: dict[Any, Any] = field(default_factory=dict)
 
@@ -63,6 +75,11 @@ class PackedBatch:
     def tokens(self) -> int:
         """Packed tokens, T."""
         return int(self.input_ids.shape[0])
+
+    @property
+    def rows(self) -> int:
+        """Tokens that run through the model: T, or the nodes of the fold."""
+        return self.tokens if self.fold is None else self.fold.nodes
 
     @property
     def device(self) -> torch.device:
@@ -88,6 +105,10 @@ class PackedBatch:
             self.cache["sequence_ids"] = cached
         return cached
 
+    def first_of(self, group: LengthGroup) -> int:
+        """Packed index of the first sequence of one of ``groups``."""
+        return sum(before.size for before in self.groups if before.start < group.start)
+
     def key_mask(self, group: LengthGroup) -> Tensor | None:
         """Which tokens of the sequences of one of ``groups`` may be attended to.
 
@@ -98,7 +119,7 @@ class PackedBatch:
             return None
         key = ("keys", group.start)
         if key not in self.cache:
-            first = sum(before.size for before in self.groups if before.start < group.start)
+            first = self.first_of(group)
             counts = self.key_lengths[first : first + group.size]
             mask = None
             if min(counts) < group.length:
@@ -106,6 +127,29 @@ class PackedBatch:
                 mask = columns < torch.tensor(counts, device=self.device)[:, None, None, None]
             self.cache[key] = mask
         masks: Tensor | None = self.cache[key]
+        return masks
+
+    def visible(self, group: LengthGroup) -> Tensor | None:
+        """Which tokens see which, where the sequences of one of ``groups`` are made of blocks.
+
+        Returns:
+            ``[size, 1, length, length]`` bool; None where every token sees all of its sequence.
+        """
+        if self.blocks is None:
+            return None
+        first = self.first_of(group)
+        if self.blocks[first] is None:
+            return None
+        key = ("blocks", group.start)
+        if key not in self.cache:
+            rows = np.stack([row for row in self.blocks[first : first + group.size] if row is not None])
+            block = torch.from_numpy(rows).to(self.device)
+            asking, asked = block[:, None, :, None], block[:, None, None, :]
+            mask = (asking == asked) | (asked == 0)
+            if self.block_mask is BlockMask.SHARED_SEES_ALL:
+                mask |= asking == 0
+            self.cache[key] = mask
+        masks: Tensor = self.cache[key]
         return masks
 
     def without_static(self) -> PackedBatch:
@@ -129,11 +173,23 @@ class PackedBatch:
                 prompt_lengths=None if self.prompt_lengths is None else self.prompt_lengths[:count],
                 key_lengths=None if self.key_lengths is None else self.key_lengths[:count],
                 kept=None if self.kept is None else self.kept[:tokens],
+                blocks=None if self.blocks is None else self.blocks[:count],
+                readouts=None if self.readouts is None else self.readouts[:count],
                 static_count=0,
                 cache={},
             )
             self.cache["without_static"] = part
         return part
+
+    def places(self) -> list[list[int]]:
+        """The packed indices of the sequences of each of the caller's items."""
+        packed = dict(zip(self.order, range(len(self)), strict=True))  # caller's index -> packed index
+        answering = self.copies if self.copies is not None else range(len(self))
+        places = [packed[index] for index in answering]
+        if self.item_sizes is None:
+            return [[place] for place in places]
+        ends = list(accumulate(self.item_sizes))
+        return [places[end - size : end] for end, size in zip(ends, self.item_sizes, strict=True)]
 
     def unsort(self, rows: Sequence[Any]) -> list[Any]:
         """Rows in packed order -> rows in the caller's order."""
@@ -143,13 +199,20 @@ class PackedBatch:
         return restored
 
 
-def pack(encoded: Sequence[Encoded], *, position_offset: int = 0, device: torch.device | str = "cpu") -> PackedBatch:
+def pack(
+    encoded: Sequence[Encoded],
+    *,
+    position_offset: int = 0,
+    device: torch.device | str = "cpu",
+    causal: bool = False,
+) -> PackedBatch:
     """Lay sequences end to end, shortest first.
 
     Args:
         encoded: At least one sequence, each with at least one token.
         position_offset: First position id of every sequence (``padding_idx + 1`` for RoBERTa's line, else 0).
         device: Where the tensors go.
+        causal: No token of the model sees what stands behind it, so that shared prefixes may be folded.
 
     Returns:
         The packed batch, T = the sum of the lengths.
@@ -174,7 +237,11 @@ def pack(encoded: Sequence[Encoded], *, position_offset: int = 0, device: torch.
     arange = np.arange(position_offset, position_offset + longest, dtype=np.int64)
     for start, length, sequence in zip(bounds[:-1].tolist(), lengths, chosen, strict=True):
         ids[start : start + length] = sequence.input_ids
-        positions[start : start + length] = arange[:length]
+        if sequence.position_ids is None:
+            positions[start : start + length] = arange[:length]
+        else:
+            positions[start : start + length] = sequence.position_ids
+            positions[start : start + length] += position_offset
         if types is not None and sequence.token_type_ids is not None:
             types[start : start + length] = sequence.token_type_ids
 
@@ -195,12 +262,40 @@ def pack(encoded: Sequence[Encoded], *, position_offset: int = 0, device: torch.
         key_lengths=_key_lengths(chosen),
         kept=_kept(chosen, total),
         static_count=sum(sequence.static for sequence in chosen),
+        blocks=[sequence.blocks for sequence in chosen] if any(s.blocks is not None for s in chosen) else None,
+        block_mask=next((s.block_mask for s in chosen if s.blocks is not None), BlockMask.SHARED_APART),
+        readouts=[sequence.readout for sequence in chosen] if any(s.readout is not None for s in chosen) else None,
+        fold=_fold(chosen, device, causal=causal),
     )
 
 
-def _place(sequence: Encoded) -> tuple[bool, int, bool]:
+def _fold(chosen: Sequence[Encoded], device: torch.device | str, *, causal: bool) -> Fold | None:
+    """The tree of a batch, where its sequences have shared prefixes that may be computed once."""
+    if len(chosen) < 2 or any(s.position_ids or s.token_type_ids or s.static for s in chosen):
+        return None
+    if any(s.attended is not None for s in chosen):
+        return None
+    blocks = [s.blocks for s in chosen if s.blocks is not None]
+    if not blocks:
+        return fold([s.input_ids for s in chosen], device=device) if causal else None
+    if len(blocks) < len(chosen) or any(s.block_mask is not BlockMask.SHARED_APART for s in chosen):
+        return None
+    shared = [_shared_block(row) for row in blocks]
+    if not all(shared):
+        return None
+    return fold([s.input_ids for s in chosen], shared=shared, device=device)
+
+
+def _shared_block(blocks: NDArray[np.int32]) -> int:
+    """Length of block 0 where one other block follows it, else 0: several would have to be kept from each other."""
+    size = int(np.count_nonzero(blocks == 0))
+    alike = not blocks[:size].any() and size < len(blocks) and bool((blocks[size:] == blocks[-1]).all())
+    return size if alike else 0
+
+
+def _place(sequence: Encoded) -> tuple[bool, int, bool, bool]:
     """The sort key of a sequence; those of equal keys run through attention together."""
-    return sequence.static, len(sequence), sequence.attended is not None
+    return sequence.static, len(sequence), sequence.attended is not None, sequence.blocks is not None
 
 
 def _key_lengths(chosen: Sequence[Encoded]) -> list[int] | None:

@@ -17,6 +17,7 @@ from infinity_bento.errors import LoadError
 Config = Mapping[str, Any]
 
 PATCHES = "infinity_bento.models.patches"
+BERT_LINE = "infinity_bento.models.packed_encoder:from_twin"
 
 
 def no_offset(config: Config) -> int:
@@ -71,6 +72,7 @@ class Family:
     title: str
     # Build. A dotted native class "module:Class", or None for transformers' own class of this model_type.
     native_class: str | None = None
+    native_encoder: str | None = None  # "module:function" that rebuilds the loaded model for the CPU
     patch: str | None = None  # module with ``install(model)`` that teaches the built model packing
     eager_only_load: bool = False  # transformers refuses to build it with another attention
     since: str | None = None  # first transformers version known to have the class, where that is recent
@@ -130,6 +132,7 @@ def roberta_like(model_type: str, title: str) -> Family:
         title,
         takes_token_types=True,
         position_offset=after_padding,
+        native_encoder=BERT_LINE,
         heads=ROBERTA_HEADS,
     )
 
@@ -139,6 +142,7 @@ TABLE: tuple[Family, ...] = (
         "bert",
         "BERT",
         takes_token_types=True,
+        native_encoder=BERT_LINE,
         heads=Heads(classifier="bert", masked_lm="bert", token_classifier=True),
     ),
     roberta_like("roberta", "RoBERTa"),
@@ -147,12 +151,14 @@ TABLE: tuple[Family, ...] = (
     encoder(
         "distilbert",
         "DistilBERT",
+        native_encoder=BERT_LINE,
         heads=Heads(classifier="distilbert", masked_lm="distilbert", token_classifier=True),
     ),
     encoder(
         "electra",
         "ELECTRA",
         takes_token_types=True,
+        native_encoder=BERT_LINE,
         heads=Heads(classifier="electra", token_classifier=True),
     ),
     encoder(

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from infinity_bento.checkpoints import laya
 from infinity_bento.checkpoints.json_files import JsonObject, read_json, relative_path
 from infinity_bento.checkpoints.st_modules import (
     SENTENCE,
@@ -59,7 +60,10 @@ class Layout:
     config: dict[str, Any]  # config.json of the transformer
     model_type: str
     architectures: tuple[str, ...]
-    transformer_path: Path  # the folder with config.json and weights
+    transformer_path: Path  # the folder with config.json, weights and tokenizer, unless the next two say otherwise
+    weights_folder: Path | None = None
+    tokenizer_folder: Path | None = None
+    tensor_prefix: str = ""  # of the transformer's tensors; those without it belong to a head
     modules: tuple[ModuleSpec, ...] = ()  # what follows the transformer
     has_sentence_transformers: bool = False  # there is a modules.json
     prompts: dict[str, str] = field(default_factory=dict)
@@ -70,6 +74,16 @@ class Layout:
     transformer: TransformerSpec | None = None
     tokenizer_max_length: int | None = None  # None: not given, or not a limit
     st_config: dict[str, Any] = field(default_factory=dict)  # config_sentence_transformers.json
+
+    @property
+    def weights_path(self) -> Path:
+        """The folder with the transformer's weights."""
+        return self.weights_folder or self.transformer_path
+
+    @property
+    def tokenizer_path(self) -> Path:
+        """The folder with the tokenizer."""
+        return self.tokenizer_folder or self.transformer_path
 
     @property
     def max_seq_length(self) -> int | None:
@@ -99,11 +113,13 @@ def read_layout(path: Path, *, dense_path: str | None = None) -> Layout:
     """
     if not path.is_dir():
         raise LoadError(f"{path} is not a directory; give the folder of a checkpoint.")
+    if laya.is_laya(path):
+        return _laya_layout(path, dense_path)
     chain = _read_modules(path)
     if chain is not None and dense_path is not None:
         chain = _replace_dense(path, chain, dense_path)
     elif dense_path is not None:
-        raise LoadError(f"dense_path {dense_path!r} cannot be used: {path} has no modules.json with a Dense module.")
+        raise LoadError(f"--dense-path {dense_path!r} cannot be used: {path} has no modules.json with a Dense module.")
     transformer, rest = _split(path, chain)
     _check_chain(path / "modules.json", rest)
     config, model_type = _read_config(transformer, rest)
@@ -126,6 +142,25 @@ def read_layout(path: Path, *, dense_path: str | None = None) -> Layout:
         transformer=transformer,
         tokenizer_max_length=_tokenizer_max_length(folder),
         st_config=dict(settings.data),
+    )
+
+
+def _laya_layout(path: Path, dense_path: str | None) -> Layout:
+    """A Laya checkpoint: its parts lie in folders of their own."""
+    if dense_path is not None:
+        raise LoadError(f"--dense-path {dense_path!r} cannot be used: {path} is a Laya checkpoint; leave it out.")
+    folder = path / laya.ENCODER_FOLDER
+    config = JsonObject.read(folder / "config.json")
+    return Layout(
+        path=path,
+        config=dict(config.data),
+        model_type=config.string("model_type"),
+        architectures=config.strings("architectures"),
+        transformer_path=folder,
+        weights_folder=path,
+        tokenizer_folder=path / laya.TOKENIZER_FOLDER,
+        tensor_prefix=laya.ENCODER_PREFIX,
+        transformer=TransformerSpec(folder, max_seq_length=laya.read_laya(path).max_length),
     )
 
 
@@ -240,13 +275,13 @@ def _replace_dense(path: Path, chain: tuple[ModuleSpec, ...], dense_path: str) -
     places = [number for number, spec in enumerate(chain) if isinstance(spec, DenseSpec)]
     if len(places) != 1:
         raise LoadError(
-            f"dense_path {dense_path!r} cannot be used: {path / 'modules.json'} has {len(places)} Dense modules, and "
+            f"--dense-path {dense_path!r} cannot be used: {path / 'modules.json'} has {len(places)} Dense modules, and "
             "it replaces exactly one; leave it out."
         )
     folder = path / relative_path(dense_path, Path("dense_path"), "value")
     if not (folder / "config.json").is_file():
         found = sorted(file.parent.name for file in path.glob("*Dense*/config.json"))
-        raise LoadError(f"dense_path {dense_path!r} does not exist in {path}; there are {', '.join(found)}.")
+        raise LoadError(f"--dense-path {dense_path!r} does not exist in {path}; there are {', '.join(found)}.")
     old = chain[places[0]]
     assert isinstance(old, DenseSpec)
     new = replace(read_dense(folder), input_name=old.input_name, output_name=old.output_name)

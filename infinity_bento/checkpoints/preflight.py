@@ -76,8 +76,8 @@ def check_pooling(settings: ModelSettings, layout: Layout, family: Family) -> No
     """Refuse a ``pooling`` that the family cannot honour."""
     if settings.pooling is not None and family.poolings is not None and settings.pooling not in family.poolings:
         raise ConfigError(
-            f"pooling {settings.pooling.value} is not possible for {layout.model_type}, which allows "
-            f"{', '.join(sorted(mode.value for mode in family.poolings))}"
+            f"--pooling {settings.pooling.value} is not possible for {layout.model_type}, which allows "
+            f"{', '.join(sorted(mode.value for mode in family.poolings))}."
         )
 
 
@@ -110,8 +110,8 @@ def input_limit(settings: ModelSettings, layout: Layout, family: Family) -> tupl
     if wanted is not None:
         if wanted > budget:
             raise ConfigError(
-                f"max-sequence-length {wanted} is more than max-batch-tokens {budget}, so such an input could never "
-                "run: lower the one or raise the other"
+                f"--max-sequence-length {wanted} is more than max-batch-tokens {budget}, so such an input could never "
+                "run: lower the one or raise the other."
             )
         if hard is not None and wanted > hard:
             notes.append(f"max-sequence-length {wanted} lowered to {hard}, the positions of the model")
@@ -121,7 +121,7 @@ def input_limit(settings: ModelSettings, layout: Layout, family: Family) -> tupl
         if not settings.auto_truncate:
             raise ConfigError(
                 f"{settings.model_id} takes inputs of {limit} tokens, more than max-batch-tokens {budget}, and "
-                "auto-truncate is off: raise max-batch-tokens, or set max-sequence-length"
+                "auto-truncate is off: raise max-batch-tokens, or set max-sequence-length."
             )
         notes.append(f"inputs are cut at {budget} tokens (max-batch-tokens); the model itself takes {limit}")
     return min(limit, budget), notes
@@ -138,8 +138,8 @@ def default_prompt(settings: ModelSettings, layout: Layout) -> str | None:
     name = settings.default_prompt_name
     if name is not None and name not in layout.prompts:
         raise ConfigError(
-            f"default-prompt-name {name!r} is not a prompt of {settings.model_id}, which has "
-            f"{', '.join(sorted(layout.prompts)) or 'none'} (config_sentence_transformers.json)"
+            f"--default-prompt-name {name!r} is not a prompt of {settings.model_id}, which has "
+            f"{', '.join(sorted(layout.prompts)) or 'none'} (config_sentence_transformers.json)."
         )
     name = name or layout.default_prompt_name
     return layout.prompts[name] if name is not None else None

@@ -159,8 +159,8 @@ def _sparse(facts: Facts, pooling: Pooling | None) -> Purpose | None:
         reason = f"{facts.layout.path / 'modules.json'} describes a sparse model"
     elif facts.architecture("ForMaskedLM") is None:
         raise ConfigError(
-            f"pooling splade needs a masked language model, but {facts.config.file} names architecture "
-            f"{', '.join(facts.layout.architectures) or 'none'}: use a checkpoint that ends in ForMaskedLM"
+            f"--pooling splade needs a masked language model, but {facts.config.file} names architecture "
+            f"{', '.join(facts.layout.architectures) or 'none'}: use a checkpoint that ends in ForMaskedLM."
         )
     else:
         reason = "the option pooling"
@@ -272,8 +272,8 @@ RULES: tuple[Rule, ...] = (
 def _refuse_pooling(architecture: str, pooling: Pooling | None) -> None:
     if pooling is not None:
         raise ConfigError(
-            f"pooling {pooling.value} cannot be used with {architecture}, whose head decides what it reads: leave it "
-            "out"
+            f"--pooling {pooling.value} cannot be used with {architecture}, whose head decides what it reads: leave it "
+            "out."
         )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import fnmatch
 import importlib.util
 import logging
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -26,7 +27,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _STORE_TAG = re.compile(r"[a-z0-9]([a-z0-9_.-]*[a-z0-9])?(:[A-Za-z0-9][\w.-]*)?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
-_ENTRY_FILES = ("config.json", "modules.json")
+_ENTRY_FILES = ("config.json", "modules.json", "rl_agent_config.json")
 _TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "vocab.*", "*.model")
 _PLAIN_FILES = ("*.json", "*.txt", "*.model", "*.jinja", "artifact.metadata")
 _SKIPPED = ("onnx/*", "openvino/*", "coreml/*", "original/*", "*.fp16.safetensors", "consolidated*", "README*")
@@ -86,7 +87,6 @@ def resolve(
     for place in places:
         found = place(request)
         if isinstance(found, ResolvedModel):
-            log.info("model %s: %s, %s", model_id, found.source, found.path)
             return found
         absent.append(found.place)
     raise LoadError(
@@ -98,6 +98,116 @@ def resolve(
 def store_tag(model_id: str) -> str:
     """The name under which a hub id is kept in the Bento model store: ``A/b`` becomes ``a--b``."""
     return model_id.lower().replace("/", "--")
+
+
+def find_in_store(model_id: str, revision: str | None = None) -> ResolvedModel | None:
+    """A checkpoint in the Bento model store, or None. A revision is a commit, what was asked for, or a version there.
+
+    Raises:
+        LoadError: If the store cannot be read.
+    """
+    found = _from_store(_Request(model_id, revision, None, None, True))
+    return found if isinstance(found, ResolvedModel) else None
+
+
+def carrying_package(model_id: str, revision: str | None = None) -> str | None:
+    """The installed package that carries the weights of this model, or None."""
+    if revision is not None or model_id not in _PACKAGES:
+        return None
+    package = _PACKAGES[model_id][0]
+    return package if importlib.util.find_spec(package) is not None else None
+
+
+def find_locally(
+    model_id: str, *, revision: str | None = None, hub_cache: str | None = None, offline: bool = False
+) -> ResolvedModel | None:
+    """A checkpoint outside the Bento model store that is already on this machine; None: only the hub has it.
+
+    Raises:
+        LoadError: The name is malformed, or the hub is needed and ``offline`` forbids it.
+    """
+    request = _Request(model_id, revision, hub_cache, None, offline)
+    absent = []
+    for place in (_from_path, _from_cache, _from_package):
+        found = place(request)
+        if isinstance(found, ResolvedModel):
+            return found
+        absent.append(found.place)
+    if offline or not _HUB_ID.fullmatch(model_id):
+        reason = "offline mode is on" if offline else "it is not a hub id"
+        raise LoadError(
+            f"Model {model_id!r} was not found: {'; '.join(absent)}; the hub was not asked, because {reason}. Give the "
+            "path of a directory, or allow the hub."
+        )
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class HubFile:
+    """One file of a hub repository. ``sha256`` is known of large files, ``blob_id`` (git's SHA-1) of the others."""
+
+    name: str
+    size: int | None = None  # bytes
+    sha256: str | None = None
+    blob_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HubListing:
+    """The files of one commit that are worth having."""
+
+    commit: str
+    files: tuple[HubFile, ...]
+
+
+def list_hub(model_id: str, *, revision: str | None = None, token: str | None = None) -> HubListing:
+    """Ask the hub what a revision means now, and which of its files a server needs.
+
+    Raises:
+        LoadError: The hub refuses or cannot be reached.
+    """
+    from huggingface_hub import HfApi
+
+    with _hub_errors(_Request(model_id, revision, None, token, False)):
+        info = HfApi(token=token).model_info(model_id, revision=revision, files_metadata=True)
+    known = {sibling.rfilename: sibling for sibling in info.siblings or ()}
+    files = []
+    for name in wanted_files(known):
+        sibling = known[name]
+        sha256 = sibling.lfs.sha256 if sibling.lfs else None
+        files.append(HubFile(name, sibling.size, sha256, None if sha256 else sibling.blob_id))
+    return HubListing(str(info.sha), tuple(files))
+
+
+def fetch_hub_file(model_id: str, file: HubFile, *, commit: str, folder: Path, token: str | None = None) -> None:
+    """Download one file into ``folder``, going on where an earlier attempt ended.
+
+    The hub client's own downloads start anew in every process; what it fetched here stays in ``NAME.partial``.
+
+    Raises:
+        LoadError: The hub refuses or cannot be reached.
+    """
+    from huggingface_hub import hf_hub_url
+    from huggingface_hub.file_download import http_get
+    from huggingface_hub.utils import build_hf_headers
+
+    target = folder / file.name
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(target.name + ".partial")
+    partial.touch()
+    with _hub_errors(_Request(model_id, commit, str(folder), token, False)), partial.open("r+b") as stream:
+        have = stream.seek(0, os.SEEK_END)
+        if file.size is not None and have > file.size:
+            have = stream.truncate(0)
+            stream.seek(0)
+        http_get(
+            hf_hub_url(model_id, file.name, revision=commit),
+            stream,
+            resume_size=have,
+            headers=build_hf_headers(token=token),
+            expected_size=file.size,
+        )
+    partial.replace(target)
 
 
 def wanted_files(names: Iterable[str]) -> list[str]:
@@ -143,15 +253,19 @@ def _from_store(request: _Request) -> ResolvedModel | _Absent:
     from bentoml.exceptions import BentoMLException, NotFound
 
     try:
-        model = bentoml.models.get(tag)
+        models = [bentoml.models.get(tag)]
+        if request.revision is not None and ":" not in tag:  # not only the latest
+            models += bentoml.models.list(tag)
     except NotFound:
         return _Absent(f"not in the Bento model store (tag {tag})")
     except BentoMLException as error:
         raise LoadError(f"The Bento model store cannot give {tag!r}: {error}") from error
-    commit = model.info.metadata.get("revision") or model.info.labels.get("revision")
-    if request.revision is not None and request.revision != commit:
-        return _Absent(f"the Bento model store has {model.tag} at revision {commit or 'unknown'}")
-    return ResolvedModel(Path(model.path), "Bento model store", request.model_id, commit)
+    for model in models:
+        commit = model.info.metadata.get("revision") or model.info.labels.get("revision")
+        names = (None, commit, model.info.metadata.get("requested_revision"), model.tag.version)
+        if request.revision in names:
+            return ResolvedModel(Path(model.path), "Bento model store", request.model_id, commit)
+    return _Absent(f"the Bento model store has {models[0].tag}, which is not revision {request.revision}")
 
 
 def _from_cache(request: _Request) -> ResolvedModel | _Absent:
@@ -167,7 +281,7 @@ def _from_cache(request: _Request) -> ResolvedModel | _Absent:
         )
         if isinstance(file, str):
             path = Path(file).parent
-            missing = _missing(path)
+            missing = incomplete(path)
             if missing is None:
                 return ResolvedModel(path, "Hugging Face cache", request.model_id, _commit(path))
             return _Absent(f"incomplete in the {where} (no {missing})")
@@ -206,7 +320,7 @@ def _from_hub(request: _Request) -> ResolvedModel | _Absent:
             allow_patterns=files,
         )
     path = Path(folder)
-    missing = _missing(path)
+    missing = incomplete(path)
     if missing is not None:
         raise LoadError(
             f"Hub repository {request.model_id!r} at {info.sha} has no {missing}; choose a repository that holds a "
@@ -257,7 +371,7 @@ def _hub_sentence(error: BaseException, request: _Request) -> str | None:
     return None
 
 
-def _missing(path: Path) -> str | None:
+def incomplete(path: Path) -> str | None:
     """What a folder lacks to be a checkpoint, or None. A download may have been cut off, or have fetched one file."""
     if not any((path / name).is_file() for name in _ENTRY_FILES):
         return "config.json"

@@ -134,8 +134,8 @@ def build_verdict_head(
         found = token if isinstance(token, int) else token_id(token)
         if found is None:
             raise LoadError(
-                f"the tokenizer of {layout.path.name} has no token {token!r}, in which this reranker answers; use the "
-                "tokenizer that belongs to these weights"
+                f"The tokenizer of {layout.path.name} has no token {token!r}, in which this reranker answers; use the "
+                "tokenizer that belongs to these weights."
             )
         return found
 

@@ -86,7 +86,8 @@ class EmbeddingHead:
         if width is not None:
             if width > self.dimensions:
                 return InvalidInput(
-                    f"dimensions {width} is more than this model's {self.dimensions}: ask for 1 to {self.dimensions}",
+                    f"`dimensions` {width} is more than this model's {self.dimensions}: ask for 1 to "
+                    f"{self.dimensions}.",
                     param="dimensions",
                 )
             row = row[:width]

@@ -48,7 +48,7 @@ def build_late_interaction_head(
     if expansion is not None and not expansion.attend and family.patch in NO_UNATTENDED_TOKENS:
         raise LoadError(
             f"{family.title} cannot run a query expansion that other tokens do not attend to; only checkpoints with "
-            "attend_to_expansion_tokens true can be served"
+            "attend_to_expansion_tokens true can be served."
         )
     if late.stanford:
         linear = _stanford_projection(layout, hidden_size, device)

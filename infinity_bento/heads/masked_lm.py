@@ -146,7 +146,7 @@ def load_masked_lm(folder: Path, family: Family, backbone: MaskedLMBackbone) -> 
     if layouts is None:
         raise LoadError(
             f"{family.title} has no masked-language-model head, which learned sparse vectors (SPLADE) are made from; "
-            "use a checkpoint of another family, or another pooling"
+            "use a checkpoint of another family, or another pooling."
         )
     wanted = set[str]().union(*(names.all() for names in layouts))
     files = read_tensors(folder, device=backbone.device, wanted=wanted.__contains__)
@@ -158,7 +158,7 @@ def load_masked_lm(folder: Path, family: Family, backbone: MaskedLMBackbone) -> 
     if names is None:
         raise LoadError(
             f"{folder} has no masked-language-model head (no tensor {' or '.join(marks)}), which learned sparse "
-            "vectors (SPLADE) are made from; use a checkpoint whose architecture ends in ForMaskedLM"
+            "vectors (SPLADE) are made from; use a checkpoint whose architecture ends in ForMaskedLM."
         )
     return _assemble(names, _Picker(files, backbone.dtype), backbone)
 

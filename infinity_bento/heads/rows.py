@@ -21,6 +21,6 @@ def unit_rows(rows: FloatArray) -> FloatArray:
 def not_finite(item: Item) -> InferenceError:
     """The error of an item whose output holds NaN or infinity: never a null in a 200."""
     return InferenceError(
-        f"the model produced NaN or infinite numbers for this {item.task.value} input: serve it with dtype float32, "
-        "and check the checkpoint's weights"
+        f"The model produced NaN or infinite numbers for this {item.task.value} input: serve it with dtype float32, "
+        "and check the checkpoint's weights."
     )

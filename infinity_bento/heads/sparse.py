@@ -104,7 +104,7 @@ class SparseHead:
             if given:
                 return InvalidInput(
                     f"{name} cannot be asked for here: a sparse vector has the {self.vocabulary_size} weights of the "
-                    f"vocabulary as they are; leave {name} out",
+                    f"vocabulary as they are; leave {name} out.",
                     param=name,
                 )
         return not_finite(item) if row is None else row

@@ -71,8 +71,8 @@ class TokenEmbeddingHead:
     def _finish(self, matrix: FloatArray, item: Item) -> FloatArray | InfinityError:
         if item.dimensions is not None:
             return InvalidInput(
-                f"dimensions {item.dimensions} cannot be asked for here: vectors of single tokens always have their "
-                f"full width of {self.dimensions}; leave dimensions out",
+                f"`dimensions` {item.dimensions} cannot be asked for here: vectors of single tokens always have their "
+                f"full width of {self.dimensions}; leave dimensions out.",
                 param="dimensions",
             )
         if not np.isfinite(matrix).all():

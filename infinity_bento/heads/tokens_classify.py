@@ -83,7 +83,7 @@ class TokenClassifierHead:
             return not_finite(item)
         if len(spans) != len(logits_TL):  # only the made-up inputs of a warm-up
             return InferenceError(
-                f"the input has {len(spans)} tokens but the model read {len(logits_TL)}, so labels have no place in it"
+                f"The input has {len(spans)} tokens but the model read {len(logits_TL)}, so labels have no place in it."
             )
         scores = logits_TL if item.raw_scores else softmax(logits_TL)
         return self._labeller.label(scores, spans, item.aggregation, item.ignore_labels)

@@ -57,7 +57,7 @@ def decoded(
     for row in ids:
         outside = next((token for token in row if not 0 <= token <= highest), None)
         if outside is not None:
-            texts.append(InvalidInput(f"token id {outside} is outside the vocabulary: 0 to {highest}"))
+            texts.append(InvalidInput(f"Token id {outside} is outside the vocabulary: 0 to {highest}."))
         else:
             texts.append(tokenizer.backend.decode(list(row), skip_special_tokens=skip_special_tokens))
     return texts

@@ -108,8 +108,8 @@ def load_late_interaction_tokenizer(
     else:
         if expansion.length > most:
             raise LoadError(
-                f"queries are expanded to {expansion.length} tokens, but the model and max-batch-tokens allow {most}: "
-                "raise max-batch-tokens, or correct the query length in the checkpoint's files"
+                f"Queries are expanded to {expansion.length} tokens, but the model and max-batch-tokens allow {most}: "
+                "raise max-batch-tokens, or correct the query length in the checkpoint's files."
             )
         ceiling = late.query_length or rules.max_input_length
         query_limit = expansion.length if expansion.fixed else max(ceiling, expansion.length)
@@ -144,7 +144,7 @@ def _expansion_id(tokenizer: Any, token: str | None, layout: Layout) -> int:
     if tokenizer.padding_side != "right":
         raise LoadError(
             f"{layout.path.name}: queries are expanded on the {tokenizer.padding_side} (padding_side in "
-            "tokenizer_config.json), which is not supported; only checkpoints that expand on the right can be served"
+            "tokenizer_config.json), which is not supported; only checkpoints that expand on the right can be served."
         )
     if token is not None:
         found = tokenizer.backend_tokenizer.token_to_id(token)
@@ -153,7 +153,7 @@ def _expansion_id(tokenizer: Any, token: str | None, layout: Layout) -> int:
     if found is None:
         raise LoadError(
             f"{layout.path.name}: queries are expanded by {token or 'the mask or end token'}, which the tokenizer does "
-            "not have: set query_expansion's token to one of its vocabulary"
+            "not have: set query_expansion's token to one of its vocabulary."
         )
     return int(found)
 

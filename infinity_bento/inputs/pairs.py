@@ -20,14 +20,14 @@ def pair_of(item: Item) -> tuple[str, str] | None:
     """
     if item.text_pair is None:
         if item.task is Task.RERANK and item.token_ids is None:
-            raise InvalidInput("reranking needs a query and a document: send both")
+            raise InvalidInput("Reranking needs a query and a document: send both.")
         return None
     if item.task is not Task.RERANK and item.task is not Task.CLASSIFY:
-        raise InvalidInput(f"{item.task.value} takes single texts, not pairs: send one text per input")
+        raise InvalidInput(f"{item.task.value} takes single texts, not pairs: send one text per input.")
     if item.token_ids is not None or item.text is None:
-        raise InvalidInput("a pair needs two texts: token ids cannot be one of them")
+        raise InvalidInput("A pair needs two texts: token ids cannot be one of them.")
     if not item.text and not item.text_pair:
-        raise EmptyInput("both texts of the pair are empty: send at least one character in one of them")
+        raise EmptyInput("Both texts of the pair are empty: send at least one character in one of them.")
     return item.text, item.text_pair
 
 
@@ -40,7 +40,7 @@ def refuse_prompt(item: Item) -> None:
     for name in ("prompt_name", "prompt", "instruction"):
         if getattr(item, name) is not None:
             raise InvalidInput(
-                f"{name} cannot be used with a pair of texts on this model, which has no place for it: leave it out",
+                f"{name} cannot be used with a pair of texts on this model, which has no place for it: leave it out.",
                 param=name,
             )
 
@@ -80,8 +80,8 @@ def kept_tokens(sides: Sequence[int | None], limit: int, direction: TruncationDi
         (special if side is None else places[side]).append(index)
     if len(special) > limit:
         raise InputTooLong(
-            f"the limit of {limit} tokens leaves no room for a pair, which takes {len(special)} special tokens: raise "
-            "max-sequence-length"
+            f"The limit of {limit} tokens leaves no room for a pair, which takes {len(special)} special tokens: raise "
+            "max-sequence-length."
         )
     kept = list(special)
     counts = longest_first(len(places[0]), len(places[1]), limit - len(special))

@@ -39,7 +39,7 @@ def load_static_tokenizer(folder: Path, rules: TextRules) -> TextTokenizer:
     try:
         backend = Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises bare Exception
-        raise LoadError(f"{file} cannot be read ({error}): replace it with that of the original checkpoint") from error
+        raise LoadError(f"{file} cannot be read ({error}): replace it with that of the original checkpoint.") from error
     limit = rules.max_input_length
     if backend.truncation is not None:  # the file's own limit holds
         limit = min(limit, int(backend.truncation["max_length"]))

@@ -137,8 +137,8 @@ def from_chat_template(tokenizer: Any, arguments: Mapping[str, Any]) -> PairTemp
     for slot in (QUERY, DOCUMENT):
         if parts.count(slot) != 1:
             raise LoadError(
-                f"the chat template of the tokenizer uses the text of the role {slot.value!r} {parts.count(slot)} "
-                "times; a reranker's template needs each of the roles query and document once"
+                f"The chat template of the tokenizer uses the text of the role {slot.value!r} {parts.count(slot)} "
+                "times; a reranker's template needs each of the roles query and document once."
             )
     try:
         instructed = _rendered(tokenizer, [system, *messages], arguments)
@@ -153,8 +153,8 @@ def _rendered(tokenizer: Any, messages: Sequence[Mapping[str, str]], arguments: 
         text = str(tokenizer.apply_chat_template(list(messages), tokenize=False, **arguments))
     except Exception as error:  # jinja's errors, and whatever a template raises on purpose
         raise LoadError(
-            f"the chat template of the tokenizer cannot be rendered for a query and a document ({error}); a reranker "
-            "needs one that takes these two roles"
+            f"The chat template of the tokenizer cannot be rendered for a query and a document ({error}); a reranker "
+            "needs one that takes these two roles."
         ) from error
     parts: list[str | Slot] = []
     start = 0
@@ -237,8 +237,8 @@ class PairWriter:
         excess = len(ids) - limit
         if excess > len(body):
             raise InputTooLong(
-                f"the query takes {len(ids) - len(body)} tokens with the model's template, more than the limit of "
-                f"{limit}: shorten the query"
+                f"The query takes {len(ids) - len(body)} tokens with the model's template, more than the limit of "
+                f"{limit}: shorten the query."
             )
         dropped = set(body[len(body) - excess :] if direction == "right" else body[:excess])
         return [token for index, token in enumerate(ids) if index not in dropped]

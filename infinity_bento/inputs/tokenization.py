@@ -83,8 +83,8 @@ class TextTokenizer:
         self._writer = PairWriter(backend, template, around) if template is not None else None
         if rules.max_input_length <= self._head + self._tail:
             raise LoadError(
-                f"max-sequence-length {rules.max_input_length} leaves no room for text: the tokenizer adds "
-                f"{self._head + self._tail} special tokens; allow at least {self._head + self._tail + 1}"
+                f"--max-sequence-length {rules.max_input_length} leaves no room for text: the tokenizer adds "
+                f"{self._head + self._tail} special tokens; allow at least {self._head + self._tail + 1}."
             )
 
     @property
@@ -196,13 +196,15 @@ class TextTokenizer:
 
     def _text(self, item: Item) -> str:
         if not item.text:
-            raise EmptyInput("the input text is empty: send at least one character")
+            raise EmptyInput("The input text is empty: send at least one character.")
         return item.text
 
     def _prompt(self, item: Item) -> str:
         """The literal prefix of an item: its own, the one it names, the one of its side, or the default."""
         if item.instruction is not None:
-            raise InvalidInput("instruction needs a pair of texts: for a single text use prompt", param="instruction")
+            raise InvalidInput(
+                "`instruction` needs a pair of texts: for a single text use prompt.", param="instruction"
+            )
         if item.prompt is not None:
             return item.prompt
         prompts = self.rules.prompts
@@ -210,7 +212,7 @@ class TextTokenizer:
             if item.prompt_name not in prompts:
                 known = ", ".join(sorted(prompts)) or "none"
                 raise InvalidInput(
-                    f"prompt_name {item.prompt_name!r} is unknown: this model has {known}", param="prompt_name"
+                    f"`prompt_name` {item.prompt_name!r} is unknown: this model has {known}.", param="prompt_name"
                 )
             return prompts[item.prompt_name]
         if item.input_type is not None:
@@ -235,11 +237,13 @@ class TextTokenizer:
     def _given(self, item: Item, ids: list[int]) -> Encoded:
         """Token ids are used as given: no prompt, no special tokens."""
         if not ids:
-            raise EmptyInput("the list of token ids is empty: send at least one id")
+            raise EmptyInput("The list of token ids is empty: send at least one id.")
         highest = self.rules.vocabulary_size - 1
         for position, token in enumerate(ids):
             if not 0 <= token <= highest:
-                raise InvalidInput(f"token id {token} at position {position} is outside the vocabulary: 0 to {highest}")
+                raise InvalidInput(
+                    f"Token id {token} at position {position} is outside the vocabulary: 0 to {highest}."
+                )
         limit = self._limit(item, len(ids))
         kept = ids[:limit] if item.truncation_direction == "right" else ids[-limit:]
         return Encoded(kept, truncated_from=len(ids) if len(kept) < len(ids) else None, characters=len(ids))
@@ -247,7 +251,7 @@ class TextTokenizer:
     def _finish(self, item: Item, prompt: str, encoding: Any) -> Encoded:
         ids: list[int] = encoding.ids
         if not ids:
-            raise EmptyInput("the input text has no tokens: send text that this model's tokenizer can read")
+            raise EmptyInput("The input text has no tokens: send text that this model's tokenizer can read.")
         types: list[int] | None = encoding.type_ids if self._token_types else None
         if types is not None and not any(types):
             types = None
@@ -274,7 +278,7 @@ class TextTokenizer:
         truncate = self.rules.auto_truncate if item.truncate is None else item.truncate
         if total > limit and not truncate:
             raise InputTooLong(
-                f"the input has {total} tokens, more than the limit of {limit}: shorten it, or set truncate to true"
+                f"The input has {total} tokens, more than the limit of {limit}: shorten it, or set truncate to true."
             )
         return limit
 
@@ -302,7 +306,7 @@ def _added_tokens(backend: Any) -> tuple[list[int], list[int]]:
     for head in range(len(full) - len(bare) + 1):
         if full[head : head + len(bare)] == bare:
             return full[:head], full[head + len(bare) :]
-    raise LoadError("tokenizer.json changes a text's tokens when special tokens are added, which is not supported")
+    raise LoadError("tokenizer.json changes a text's tokens when special tokens are added, which is not supported.")
 
 
 def _characters(item: Item) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -35,19 +36,23 @@ def load_tokenizer_files(path: Path) -> Any:
     # transformers builds an empty tokenizer out of nothing, without a word.
     if not any((path / name).is_file() for name in VOCABULARY_FILES):
         raise LoadError(
-            f"{path.name} holds no tokenizer: one of {', '.join(VOCABULARY_FILES)} must lie beside config.json"
+            f"{path.name} holds no tokenizer: one of {', '.join(VOCABULARY_FILES)} must lie beside config.json."
         )
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(str(path), local_files_only=True)
     except Exception as error:
         raise LoadError(
-            f"the tokenizer files of {path.name} cannot be read ({type(error).__name__}: {first_line(error)}): "
-            "replace them with those of the original checkpoint"
+            f"The tokenizer files of {path.name} cannot be read ({type(error).__name__}: {first_line(error)}): "
+            "replace them with those of the original checkpoint."
         ) from error
     if getattr(tokenizer, "backend_tokenizer", None) is None:
-        raise LoadError(f"{path.name} has a slow tokenizer ({type(tokenizer).__name__}) only: tokenizer.json is needed")
+        raise LoadError(
+            f"{path.name} has a slow tokenizer ({type(tokenizer).__name__}) only: tokenizer.json is needed."
+        )
     if _wants_qwen2_end(path):
         _append_token(tokenizer.backend_tokenizer, QWEN2_END, path)
+    elif _wants_end(path) and tokenizer.eos_token is not None:
+        _append_token(tokenizer.backend_tokenizer, tokenizer.eos_token, path)
     return tokenizer
 
 
@@ -73,14 +78,27 @@ def _wants_qwen2_end(path: Path) -> bool:
     return isinstance(auto_map, dict) and str(auto_map.get("AutoModel", "")).endswith(QWEN2_REMOTE_MODEL)
 
 
+def _wants_end(path: Path) -> bool:
+    """Whether texts must end with the end token, for last-token pooling: transformers 5 no longer reads this key."""
+    file = path / "tokenizer_config.json"
+    return file.is_file() and json.loads(file.read_text()).get("add_eos_token") is True
+
+
 def _append_token(backend: Any, token: str, path: Path) -> None:
     """Make the tokenizer end every text with ``token``; a post-processor that does so already stays."""
     from tokenizers.processors import TemplateProcessing
 
     token_id = backend.token_to_id(token)
     if token_id is None:
-        raise LoadError(f"the tokenizer of {path.name} has no token {token!r}, with which its texts must end")
-    if backend.encode("a").ids[-1:] != [token_id]:
-        backend.post_processor = TemplateProcessing(
-            single=f"$A {token}", pair=f"$A $B {token}", special_tokens=[(token, token_id)]
-        )
+        raise LoadError(f"The tokenizer of {path.name} has no token {token!r}, with which its texts must end.")
+    encoding = backend.encode("a")
+    if encoding.ids[-1:] == [token_id]:
+        return
+    before = list(
+        itertools.takewhile(lambda pair: pair[1], zip(encoding.ids, encoding.special_tokens_mask, strict=True))
+    )
+    starts = [(backend.id_to_token(start), start) for start, _ in before]
+    single = " ".join([*(name for name, _ in starts), "$A", token])
+    backend.post_processor = TemplateProcessing(
+        single=single, pair=f"{single} {single.replace('$A', '$B')}", special_tokens=[*starts, (token, token_id)]
+    )

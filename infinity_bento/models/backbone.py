@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,6 +28,7 @@ from infinity_bento.core import Encoded
 from infinity_bento.errors import LoadError
 from infinity_bento.models import adapters as task_adapters
 from infinity_bento.models.adapters import AdapterSwitch
+from infinity_bento.models.linears import LinearPlan, Precision, best_kernel, replace_linears
 from infinity_bento.models.patches import dynamic_rope
 
 # Largest relative difference (Frobenius norms) between a sequence packed and alone that a self-check accepts.
@@ -42,6 +43,12 @@ class CheckpointLayout(Protocol):
 
     @property
     def transformer_path(self) -> Path: ...
+
+    @property
+    def weights_path(self) -> Path: ...
+
+    @property
+    def tensor_prefix(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +70,8 @@ class Backbone:
         config: The normalised config as a plain dict.
         weights: What was loaded.
         switch: Chooses task adapters, where the checkpoint has some.
+        linears: How the linears were rebuilt for the CPU; None: they are torch's.
+        twin_states: Of a native encoder: what the transformers module that it was made from gave for the probes.
     """
 
     def __init__(
@@ -72,8 +81,13 @@ class Backbone:
         config: dict[str, Any],
         weights: WeightReport,
         switch: AdapterSwitch | None = None,
+        *,
+        linears: LinearPlan | None = None,
+        twin_states: Tensor | None = None,
     ) -> None:
         self.module = module
+        self.linears = linears
+        self._twin_states = twin_states
         self.family = family
         self.config = config
         self.weights = weights
@@ -87,6 +101,11 @@ class Backbone:
         if family.decoder and config.get("is_causal") is False:
             self._kwargs["is_causal"] = False
         self._token_types = family.takes_token_types and int(config.get("type_vocab_size") or 0) > 1
+
+    @property
+    def is_native(self) -> bool:
+        """Whether an encoder of our own replaced transformers' module."""
+        return not type(self.module).__module__.startswith("transformers.")
 
     @property
     def hidden_size(self) -> int:
@@ -128,19 +147,24 @@ class Backbone:
         Returns:
             ``[T, D]`` in the model's dtype, in packed order.
         """
+        if self.linears is not None and self.linears.precision is Precision.MIXED:
+            batch.attention_dtype = self.linears.dtype
         kwargs = dict(self._kwargs)
         if self._token_types and batch.token_type_ids is not None:
             kwargs["token_type_ids"] = batch.token_type_ids[None]
         if attention_calls is not None:
             kwargs["attention_calls"] = attention_calls
-        ids, positions = batch.input_ids[None], batch.position_ids[None]
+        ids, positions = batch.input_ids, batch.position_ids
+        if batch.fold is not None:
+            ids, positions = ids[batch.fold.index], positions[batch.fold.index]
+        ids, positions = ids[None], positions[None]
         if self.switch is None:
             output = self.module(input_ids=ids, position_ids=positions, packed=batch, **kwargs)
         else:
             with self.switch.use(adapters, batch, self.dtype):
                 output = self.module(input_ids=ids, position_ids=positions, packed=batch, **kwargs)
         hidden: Tensor = output if isinstance(output, Tensor) else output.last_hidden_state
-        return hidden[0]
+        return hidden[0] if batch.fold is None else hidden[0][batch.fold.scatter]
 
     def self_check(self) -> SelfCheck:
         """Prove that this model runs packed: two short inputs together equal each one alone.
@@ -160,8 +184,8 @@ class Backbone:
                     f"instead of {IMPLEMENTATION!r}, so it cannot run packed with this version of transformers."
                 )
         counter = CallCounter()
+        reference = self.probe_states().float()
         with torch.inference_mode():
-            alone = [self.forward(self._probe([ids])) for ids in self._probe_ids()]
             together = self.forward(self._probe(self._probe_ids()), attention_calls=counter)
         expected = self.family.attention_layers(self.config)
         if counter.calls != expected:
@@ -169,16 +193,34 @@ class Backbone:
                 f"{self.family.title}: {counter.calls} packed attention calls in one forward pass instead of "
                 f"{expected}, one for each attention layer, so its results would be wrong."
             )
-        reference = torch.cat(alone).float()
-        difference = ((together.float() - reference).norm() / reference.norm().clamp_min(1e-12)).item()
-        tolerance = TOLERANCES.get(self.dtype, 1e-1)
+        difference = relative_difference(together, reference)
+        tolerance = TOLERANCES.get(self.linears.dtype if self.linears else self.dtype, 1e-1)
         if not difference <= tolerance:  # also when it is not a number
             raise LoadError(
                 f"{self.family.title}: two inputs run packed differ from each run alone by {difference:.2e} (relative, "
                 f"{str(self.dtype).removeprefix('torch.')}); at most {tolerance:.0e} is allowed, so the checkpoint "
                 "cannot be served."
             )
+        self._check_twin(reference, tolerance)
         return SelfCheck(self.attention_name, counter.calls, difference, tolerance)
+
+    @torch.inference_mode()
+    def probe_states(self) -> Tensor:
+        """Hidden states of the probes, each run alone, end to end."""
+        return torch.cat([self.forward(self._probe([ids])) for ids in self._probe_ids()])
+
+    def _check_twin(self, states: Tensor, tolerance: float) -> None:
+        """A native encoder must give what the transformers module gave that it was made from."""
+        if self._twin_states is None:
+            return
+        difference = relative_difference(states, self._twin_states)
+        self._twin_states = None
+        if not difference <= tolerance:
+            raise LoadError(
+                f"{self.family.title}: the native encoder differs from transformers' by {difference:.2e} (relative); "
+                f"at most {tolerance:.0e} is allowed. Set native-encoders=false to serve transformers' own, and report "
+                "this."
+            )
 
     def _probe_ids(self) -> list[list[int]]:
         """Two short inputs, the shorter first as packing will order them; ids spread over the vocabulary."""
@@ -187,6 +229,12 @@ class Backbone:
 
     def _probe(self, ids: list[list[int]]) -> PackedBatch:
         return pack([Encoded(row) for row in ids], position_offset=self.position_offset, device=self.device)
+
+
+def relative_difference(states: Tensor, reference: Tensor) -> float:
+    """Frobenius norm of the difference over that of the reference."""
+    expected = reference.float()
+    return float((states.float() - expected).norm() / expected.norm().clamp_min(1e-12))
 
 
 def attention_configs(module: nn.Module) -> Iterator[Any]:
@@ -200,7 +248,13 @@ def attention_configs(module: nn.Module) -> Iterator[Any]:
 
 
 def load_backbone(
-    layout: CheckpointLayout, family: Family, *, dtype: torch.dtype, device: torch.device | str = "cpu"
+    layout: CheckpointLayout,
+    family: Family,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    linears: LinearPlan | None = None,
+    native_encoders: bool = True,
 ) -> Backbone:
     """Load a checkpoint's transformer, ready to run packed.
 
@@ -209,6 +263,8 @@ def load_backbone(
         family: Its row in the table, from ``families.family_of``.
         dtype: Of the weights.
         device: Where they go.
+        linears: Rebuild the linears for the CPU this way; None: leave them.
+        native_encoders: With ``linears``, use the native encoder of the families that have one.
 
     Raises:
         LoadError: If the class is missing in the installed transformers, or ignores the packed attention.
@@ -220,10 +276,10 @@ def load_backbone(
     found = task_adapters.load_adapters(config, layout.transformer_path) if family.task_adapters else None
     module, report = load_module(
         build,
-        layout.transformer_path,
+        layout.weights_path,
         device=device,
         dtype=dtype,
-        rename=without_adapters if found else None,
+        rename=without_adapters if found else without_prefix(layout.tensor_prefix),
         allow_missing=(r"^pooler\.",),
         background_check=True,  # self_check waits for it
     )
@@ -231,7 +287,30 @@ def load_backbone(
         config = teach_packing(module, family)
     if found is not None:
         task_adapters.install(module, *found)
-    return Backbone(module, family, config, report, found[0] if found is not None else None)
+    switch = found[0] if found is not None else None
+    backbone = Backbone(module, family, config, report, switch)
+    return backbone if linears is None else rebuilt(backbone, linears, native=native_encoders and found is None)
+
+
+def rebuilt(backbone: Backbone, linears: LinearPlan, *, native: bool) -> Backbone:
+    """The same model as the CPU runs it best: a native encoder where there is one, else with fast linears.
+
+    Takes the weights over from ``backbone``, which is used up.
+    """
+    family = backbone.family
+    if linears.kernel is None:
+        linears = replace(linears, kernel=best_kernel(backbone.module))
+    if native and family.native_encoder is not None:
+        states = backbone.probe_states()
+        module_name, function = family.native_encoder.split(":")
+        encoder = getattr(importlib.import_module(module_name), function)(backbone.module, linears)
+        if encoder is not None:
+            return Backbone(
+                encoder.eval(), family, backbone.config, backbone.weights, linears=linears, twin_states=states
+            )
+    replace_linears(backbone.module, linears)
+    backbone.linears = linears
+    return backbone
 
 
 def native_builder(family: Family, config: dict[str, Any]) -> Callable[[], nn.Module]:
@@ -268,6 +347,13 @@ def transformers_builder(family: Family, config: dict[str, Any]) -> Callable[[],
         kwargs["add_pooling_layer"] = False
     parsed._attn_implementation = "eager" if family.eager_only_load else None
     return lambda: model_class(parsed, **kwargs)
+
+
+def without_prefix(prefix: str) -> Callable[[str], str | None] | None:
+    """Leaves out the weights that do not begin with ``prefix``, and takes it off the others; None: all stay."""
+    if not prefix:
+        return None
+    return lambda name: name.removeprefix(prefix) if name.startswith(prefix) else None
 
 
 def without_adapters(name: str) -> str | None:

@@ -29,6 +29,7 @@ class StaticBackbone:
     """
 
     position_offset = 0
+    causal = False
     adapters: tuple[str, ...] = ()
     attention_name = "none"
 
@@ -100,6 +101,7 @@ class RoutedBackbone:
         self.documents = documents
         self.module = documents.module
         self.position_offset = documents.position_offset
+        self.causal = False  # learned sparse vectors come from encoders
         self.device = documents.device
         self.dtype = documents.dtype
         self.config = documents.config

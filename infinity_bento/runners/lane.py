@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -37,6 +37,7 @@ class LanePlan:
     prefetch: bool = False  # launch the next batch before collecting the last; pays where launching is asynchronous
     patience_tokens: int = 0  # a smaller batch wastes the device: a lane with company waits a moment for more
     patience_seconds: float = 0.0
+    patience_gap_seconds: float = 0.0  # and gives up once nobody came for so long
 
 
 class BusyLanes:
@@ -72,7 +73,16 @@ class _Launched:
     started: float
 
 
-OnBatch = Callable[[int, int, float], None]
+class BatchFacts(NamedTuple):
+    """What a batch was, for metrics."""
+
+    inputs: int
+    tokens: int  # of all inputs
+    rows: int  # of these, run through the model: less copies and shared prefixes
+    seconds: float
+
+
+OnBatch = Callable[[BatchFacts], None]
 
 
 class Lane(threading.Thread):
@@ -85,7 +95,7 @@ class Lane(threading.Thread):
         plan: Threads, batch size, prefetch.
         busy: Shared count of busy lanes.
         in_flight: Inputs of this model that were admitted and not answered yet.
-        on_batch: Called with the sequences, tokens and seconds of each batch that ran.
+        on_batch: Called for each batch that ran.
         on_retry: Called with the number of entries that run again alone because their batch raised.
     """
 
@@ -98,7 +108,7 @@ class Lane(threading.Thread):
         plan: LanePlan,
         busy: BusyLanes,
         in_flight: Callable[[], int] = lambda: 0,
-        on_batch: OnBatch = lambda size, tokens, seconds: None,
+        on_batch: OnBatch = lambda facts: None,
         on_retry: Callable[[int], None] = lambda count: None,
     ) -> None:
         super().__init__(name=name, daemon=True)
@@ -110,13 +120,17 @@ class Lane(threading.Thread):
         self._on_batch = on_batch
         self._on_retry = on_retry
         self._threads = 0
-        self._patience = Patience(plan.patience_seconds, plan.patience_tokens, busy.any)
+        self._patience = Patience(
+            plan.patience_seconds, plan.patience_gap_seconds, plan.patience_tokens, worthwhile=busy.any
+        )
 
     def run(self) -> None:
         """Until the queue is closed: take, launch, collect."""
         pending: _Launched | None = None
         while True:
-            entries = self._batcher.take(self._plan.batch_tokens, block=pending is None, patience=self._patience)
+            entries = self._batcher.take(
+                self._plan.batch_tokens, block=pending is None, patience=self._patience, sharers=self._plan.lanes
+            )
             if entries is None:
                 break
             launched = None
@@ -150,8 +164,9 @@ class Lane(threading.Thread):
         """Start the forward pass; if it raises, the entries are answered one by one instead."""
         started = time.perf_counter()
         try:
-            batch = self._runner.prepare([entry.encoded for entry in entries])
-            rows = self._runner.run(batch, [entry.item for entry in entries])
+            items = [entry.item for entry in entries]
+            batch = self._runner.prepare([entry.encoded for entry in entries], items)
+            rows = self._runner.run(batch, items)
         except Exception as error:
             self._isolate(entries, error)
             return None
@@ -162,7 +177,8 @@ class Lane(threading.Thread):
         try:
             outputs = self._runner.collect(launched.rows, launched.batch, [entry.item for entry in launched.entries])
             seconds = time.perf_counter() - launched.started
-            self._on_batch(len(outputs), launched.batch.tokens, seconds)
+            tokens = sum(entry.tokens for entry in launched.entries)
+            self._on_batch(BatchFacts(len(outputs), tokens, launched.batch.rows, seconds))
         except Exception as error:  # CUDA reports a failed kernel here
             self._isolate(launched.entries, error)
             return
@@ -202,10 +218,10 @@ def _failure(error: Exception) -> InfinityError:
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         logger.error("out of memory on a single item: %s", error)
         return OutOfMemory(
-            "the device ran out of memory on this input even alone: send a shorter one, or lower max-sequence-length"
+            "The device ran out of memory on this input even alone: send a shorter one, or lower max-sequence-length."
         )
     logger.error("inference failed on a single item", exc_info=error)
-    return InferenceError(f"the model failed on this input ({type(error).__name__}): the server log has the details")
+    return InferenceError(f"The model failed on this input ({type(error).__name__}): the server log has the details.")
 
 
 def _describe(error: Exception) -> tuple[str, str]:

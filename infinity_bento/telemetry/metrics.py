@@ -9,7 +9,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
+import psutil
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
@@ -22,7 +24,7 @@ BATCH_SIZE_BUCKETS = tuple(2.0**k for k in range(13))  # inputs
 BATCH_TOKENS_BUCKETS = tuple(2.0**k for k in range(21))  # tokens
 
 _STAGES = ("", "tokenization_", "queue_", "inference_")
-_PREDICT_TASKS = (Task.RERANK, Task.CLASSIFY, Task.CLASSIFY_TOKENS)
+_PREDICT_TASKS = (Task.RERANK, Task.CLASSIFY, Task.CLASSIFY_TOKENS, Task.DECIDE)
 
 # Our stable error codes -> TEI's ``err`` label; the rest are faults of the server.
 _TEI_FAILURES = {
@@ -60,11 +62,19 @@ def with_tei_names(text: str) -> str:
     return _TOTAL.sub(r"\1", _CREATED.sub("", text))
 
 
+def _forget_dead_processes(folder: Path) -> None:
+    """Remove what processes that have died said of their present; what they counted stays."""
+    for file in folder.glob("gauge_live*_*.db"):
+        process = file.stem.rpartition("_")[2]
+        if process.isdigit() and not psutil.pid_exists(int(process)):
+            file.unlink(missing_ok=True)
+
+
 class Metrics:
     """All metrics of one process.
 
-    The routes call ``count_request``, ``observe_request`` and ``count_error``. The engine calls the rest, so that
-    callers who come in by another door are counted too.
+    The doors call ``count_error``, each for what it answers. The engine calls the rest: whoever asks is counted once,
+    as one request for each call of ``Engine.submit``.
 
     Args:
         registry: Where they are registered; None makes one for this instance, so that instances never collide.
@@ -80,19 +90,23 @@ class Metrics:
         self._declare_tei(max_input_length)
         self._declare_own()
 
-    def observe_request(self, task: Task, model: str, seconds: float, timing: Timing, tokens: Sequence[int]) -> None:
+    def observe_request(
+        self, task: Task, model: str, seconds: float, timing: Timing, tokens: Sequence[int], *, failed: int = 0
+    ) -> None:
         """Count an answered request.
 
         Args:
             task: What was asked.
             model: The public name of the model.
-            seconds: From the arrival of the request to its last result, before the answer is encoded.
+            seconds: From the call of the engine to its last result, before the answer is encoded.
             timing: Mean over the inputs.
-            tokens: The length of every input after truncation.
+            tokens: The length of every answered input after truncation.
+            failed: Inputs with an error of their own; the request as a whole is no success then.
         """
-        self._success[len(tokens) == 1].inc()
         kind = "predict" if task in _PREDICT_TASKS else "embed"
         self._inference_success[kind].inc(len(tokens))
+        if failed == 0:
+            self._success[len(tokens) == 1].inc()
         stages = (seconds, timing.tokenize_seconds, timing.queue_seconds, timing.inference_seconds)
         for request_histogram, task_histogram, value in zip(
             self._durations["request"], self._durations[kind], stages, strict=True
@@ -116,6 +130,10 @@ class Metrics:
     def count_truncated(self, model: str, inputs: int) -> None:
         """Count inputs that were cut to the length limit."""
         self._truncated.labels(model).inc(inputs)
+
+    def count_shared(self, model: str, tokens: int) -> None:
+        """Count tokens that were answered without being computed: copies, and prefixes that a batch shares."""
+        self._shared.labels(model).inc(tokens)
 
     def count_dropped(self, model: str, inputs: int = 1) -> None:
         """Count queued inputs that were thrown away because nobody waited for them any more."""
@@ -142,7 +160,9 @@ class Metrics:
     def render(self) -> bytes:
         """The Prometheus text of this process, or of all processes in multi-process mode."""
         registry = self.registry
-        if os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
+        folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
+        if folder:
+            _forget_dead_processes(Path(folder))
             registry = CollectorRegistry()
             MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
         return with_tei_names(generate_latest(registry).decode()).encode()
@@ -156,7 +176,7 @@ class Metrics:
         self._request_failure = self._counter("te_request_failure", "Requests refused or failed, by cause", "err")
         self._inference_count = {
             "embed": self._counter("te_embed_count", "Inputs of embedding requests"),
-            "predict": self._counter("te_predict_count", "Inputs of rerank and classify requests"),
+            "predict": self._counter("te_predict_count", "Inputs of rerank, classify and decide requests"),
         }
         self._inference_success = {
             "embed": self._counter("te_embed_success", "Inputs embedded"),
@@ -181,6 +201,9 @@ class Metrics:
         self._tokens = self._counter("infinity_tokens", "Tokens answered, after truncation", "model")
         self._errors = self._counter("infinity_errors", "Requests refused or failed, by stable code", "code")
         self._truncated = self._counter("infinity_truncated_inputs", "Inputs cut to the length limit", "model")
+        self._shared = self._counter(
+            "infinity_shared_tokens", "Tokens answered without being computed: copies and shared prefixes", "model"
+        )
         self._dropped = self._counter("infinity_dropped_inputs", "Queued inputs nobody waited for", "model")
         self._retried = self._counter("infinity_retried_batches", "Batches run again in smaller parts", "model")
         self._queue_inputs = self._gauge("infinity_queue_inputs", "Inputs that wait")

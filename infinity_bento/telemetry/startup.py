@@ -136,13 +136,14 @@ class Stages:
             self._index, self._detail = index, ""
         self._log(self._line(index, f"skipped ({reason})"))
 
-    def ready(self) -> None:
-        """The load is over and the engine takes requests."""
+    def ready(self, url: str = "") -> None:
+        """The load is over and the engine takes requests, at ``url`` if that is known."""
         with self._lock:
             self._elapsed = time.perf_counter() - self._started
             self._ready, self._error, self._index = True, None, len(self._names) - 1
             elapsed = self._elapsed
-        self._log(f"ready after {elapsed:.2f} s")
+        where = f": {url} (routes and examples: {url}/docs)" if url else ""
+        self._log(f"ready after {elapsed:.2f} s{where}")
 
     def fail(self, message: str) -> None:
         """The load is over and failed; ``message`` is one sentence."""

@@ -55,4 +55,4 @@ def test_document_and_server_agree(case: schemathesis.Case) -> None:
 
 
 def test_every_route_is_fuzzed() -> None:
-    assert sorted(operation.ok().path for operation in schema.get_all_operations()) == sorted(PATHS)
+    assert {operation.ok().path for operation in schema.get_all_operations()} == set(PATHS)

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from starlette.routing import Route
 
-from infinity_bento.api.app import create_app, harden
+from infinity_bento.api.app import StraightWay, create_app, harden
 from infinity_bento.api.protocol import ApiSettings
 from infinity_bento.telemetry.metrics import Metrics
 from tests.api.fakes import FakeEngine, client_for
@@ -374,3 +374,27 @@ async def test_no_cors_headers_unless_configured() -> None:
     async with client_for(FakeEngine()) as client:
         answer = await client.get("/livez", headers={"origin": "https://a.example"})
     assert "access-control-allow-origin" not in answer.headers
+
+
+async def test_inference_goes_straight_and_everything_else_through_the_framework() -> None:
+    passed: list[str] = []
+
+    async def framework(scope: Any, receive: Any, send: Any) -> None:
+        passed.append(f"{scope['method']} {scope['path']}")
+        await PlainTextResponse("the framework's")(scope, receive, send)
+
+    engine, settings, metrics = FakeEngine(), ApiSettings(), Metrics()
+    app = harden(StraightWay(framework, lambda: engine, settings, metrics), settings, metrics)
+    async with client_for(engine, app) as client:
+        answer = await client.post("/v1/embeddings", content=OPENAI_BODY)
+        assert answer.json()["object"] == "list" and answer.headers["x-request-id"]
+        assert (await client.post("/v1/embeddings", content=b"{")).status_code == 400
+        assert not passed
+        for method, path in (
+            ("GET", "/readyz"),
+            ("GET", "/metrics"),
+            ("GET", "/v1/embeddings"),
+            ("POST", "/bento/embed"),
+        ):
+            assert (await client.request(method, path)).text == "the framework's"
+            assert passed.pop() == f"{method} {path}"

@@ -146,4 +146,6 @@ async def test_examples_in_the_document_are_bodies() -> None:
 async def test_page_says_what_no_loaded_model_can_do() -> None:
     async with client_for(FakeEngine()) as client:
         page = (await client.get("/docs")).text
-    assert "No loaded model can rerank" in page and "No loaded model can embed<" not in page
+    served, _, others = page.partition("Not with the loaded models")
+    assert "POST /rerank</code>: Rank texts (TEI) or documents (Infinity) (needs a rerank model)" in others
+    assert "curl" not in others and "/embed</code>" in served and "/rerank" not in served

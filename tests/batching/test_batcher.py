@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infinity_bento.batching.batcher import Batcher
+from infinity_bento.batching.batcher import Batcher, Patience
 from infinity_bento.batching.ticket import Entry, Ticket
 from infinity_bento.core import Encoded, Item, Task
 from infinity_bento.errors import Overloaded
@@ -132,3 +132,74 @@ def test_close_hands_back_what_waits() -> None:
     batcher.put([entry(1), entry(2)])
     assert sizes(batcher.close()) == [1, 2]
     assert batcher.take() is None
+
+
+def test_takers_share_the_end_of_a_queue() -> None:
+    batcher = Batcher(4096, max_queue_tokens=10**6)
+    batcher.put([entry(300) for _ in range(8)])
+    taken = [sizes(batcher.take(1024, sharers=2)) for _ in range(4)]
+    # 2400 left: a full batch each; then the rest in two, and no piece below the least share unless it is the last.
+    assert [len(batch) for batch in taken] == [3, 2, 1, 1]
+    assert sizes(batcher.take(1024, sharers=2)) == [300]
+
+
+def test_a_short_queue_is_not_shared() -> None:
+    batcher = Batcher(4096, max_queue_tokens=10**6)
+    batcher.put([entry(20) for _ in range(20)])
+    assert len(sizes(batcher.take(1024, sharers=2))) == 20
+
+
+def taken_in_thread(batcher: Batcher, patience: Patience) -> tuple[threading.Thread, list[list[int]]]:
+    results: list[list[int]] = []
+    thread = threading.Thread(target=lambda: results.append(sizes(batcher.take(patience=patience))), daemon=True)
+    thread.start()
+    return thread, results
+
+
+def test_a_patient_taker_waits_while_more_come() -> None:
+    batcher = Batcher(4096, max_queue_tokens=10**6)
+    batcher.put([entry(10)])
+    thread, results = taken_in_thread(batcher, Patience(60.0, 60.0, 30, worthwhile=lambda: True))
+    for _ in range(2):
+        time.sleep(0.02)
+        assert not results
+        batcher.put([entry(10)])
+    thread.join(10)
+    assert results == [[10, 10, 10]]
+
+
+@pytest.mark.parametrize(
+    "patience",
+    [
+        Patience(60.0, 0.01, 30, worthwhile=lambda: True),  # nobody came for a while
+        Patience(0.01, 60.0, 30, worthwhile=lambda: True),  # long enough
+        Patience(60.0, 60.0, 30, worthwhile=lambda: False),  # nobody else is computing
+        Patience(60.0, 60.0, 10, worthwhile=lambda: True),  # enough
+    ],
+)
+def test_patience_ends(patience: Patience) -> None:
+    batcher = Batcher(4096, max_queue_tokens=10**6)
+    batcher.put([entry(10)])
+    thread, results = taken_in_thread(batcher, patience)
+    thread.join(10)
+    assert results == [[10]]
+
+
+def test_the_taker_that_came_last_is_woken_first() -> None:
+    batcher = Batcher(4096, max_queue_tokens=10**6)
+    order: list[str] = []
+
+    def take(name: str) -> None:
+        if batcher.take() is not None:
+            order.append(name)
+
+    threads = {name: threading.Thread(target=take, args=(name,), daemon=True) for name in ("first", "second")}
+    for thread in threads.values():
+        thread.start()
+        time.sleep(0.05)
+    batcher.put([entry(1)])
+    threads["second"].join(10)
+    assert order == ["second"]
+    batcher.close()
+    threads["first"].join(10)
+    assert not threads["first"].is_alive()

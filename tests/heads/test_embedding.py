@@ -56,7 +56,7 @@ def test_truncate_dim_of_the_checkpoint_is_the_default() -> None:
 def test_too_many_dimensions_concern_one_item_only() -> None:
     bad, good = head().collect(ROWS, [0, 1], [ask(dimensions=4), ask()])
     assert isinstance(bad, InvalidInput)
-    assert "dimensions 4 is more than this model's 3" in bad.message
+    assert "`dimensions` 4 is more than this model's 3" in bad.message
     assert vector(good) == [1, 0, 0]
 
 

@@ -147,7 +147,7 @@ def test_lower_case_is_applied_to_both_sides() -> None:
         (pair("a", "b", Task.EMBED), "embed takes single texts"),
         (pair("a", "b", Task.CLASSIFY_TOKENS), "classify_tokens takes single texts"),
         (pair(None, "b", token_ids=[3]), "token ids cannot be one of them"),
-        (Item(Task.CLASSIFY, text="a", instruction="i"), "instruction needs a pair"),
+        (Item(Task.CLASSIFY, text="a", instruction="i"), "`instruction` needs a pair"),
     ],
 )
 def test_what_is_no_pair(item: Item, says: str) -> None:

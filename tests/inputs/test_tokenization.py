@@ -153,7 +153,7 @@ def test_token_ids_are_used_as_given_and_cut_at_the_chosen_end() -> None:
 def test_a_token_id_outside_the_vocabulary_is_named(token: int) -> None:
     error = failed(tokenizer(), item(token_ids=[3, token]))
     assert isinstance(error, InvalidInput)
-    assert f"token id {token} at position 1 is outside the vocabulary: 0 to {len(WORDS) - 1}" in error.message
+    assert f"Token id {token} at position 1 is outside the vocabulary: 0 to {len(WORDS) - 1}" in error.message
 
 
 @pytest.mark.parametrize("asked", [item(""), item(token_ids=[])])
@@ -272,7 +272,7 @@ def test_a_folder_without_tokenizer_is_refused_in_one_sentence(tmp_path: Path) -
 def test_a_broken_tokenizer_file_is_refused_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     (tmp_path / "tokenizer.json").write_text('{"version": ')
-    with pytest.raises(LoadError, match=r"the tokenizer files of .* cannot be read .* replace them") as caught:
+    with pytest.raises(LoadError, match=r"The tokenizer files of .* cannot be read .* replace them") as caught:
         load_text_tokenizer(tmp_path, TextRules(8, 10))
     assert "\n" not in caught.value.message
 
@@ -287,3 +287,20 @@ def test_texts_of_gte_qwen2_end_with_its_end_token(tmp_path: Path, auto_map: obj
     loaded = load_text_tokenizer(tmp_path, TextRules(4, 3))
     assert one(loaded, item("a b")).input_ids == ([0, 1, 2] if ends else [0, 1])
     assert one(loaded, item("a b a b a b")).input_ids == ([0, 1, 0, 2] if ends else [0, 1, 0, 1])
+
+
+@pytest.mark.parametrize("wanted", [True, False, None])
+def test_texts_end_with_the_end_token_where_the_tokenizer_says_so(tmp_path: Path, wanted: bool | None) -> None:
+    made = Tokenizer(models.WordLevel({"a": 0, "b": 1, "<s>": 2, "</s>": 3}, unk_token="a"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    made.post_processor = processors.TemplateProcessing(
+        single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", 2)]
+    )
+    made.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "config.json").write_text('{"model_type": "mistral"}')
+    said = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(said | {"add_eos_token": wanted}))
+    loaded = load_text_tokenizer(tmp_path, TextRules(5, 4))
+    end = [3] if wanted else []
+    assert one(loaded, item("a b")).input_ids == [2, 0, 1, *end]
+    assert one(loaded, item("a b a b a b")).input_ids == [2, 0, 1, 0, *(end or [1])]

@@ -165,8 +165,13 @@ def test_one_dynamic_layer_type_among_several_is_refused() -> None:
         dynamic_rope.install(model, "Some family")
 
 
-def test_a_layout_is_only_asked_for_config_and_folder() -> None:
+def test_a_layout_is_only_asked_for_config_and_weights() -> None:
     layout = read_layout(tiny.checkpoint("bert"))
-    bare = SimpleNamespace(config=layout.config, transformer_path=layout.transformer_path)
+    bare = SimpleNamespace(
+        config=layout.config,
+        transformer_path=layout.transformer_path,
+        weights_path=layout.transformer_path,
+        tensor_prefix="",
+    )
     model = load_backbone(bare, BY_MODEL_TYPE["bert"], dtype=torch.float32)
     assert model.self_check().difference < 1e-5

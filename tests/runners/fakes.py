@@ -21,6 +21,7 @@ class FakeBackbone:
     """Hidden state of a token = its id; raises on ``POISON``, waits at ``gate`` if there is one."""
 
     position_offset = 0
+    causal = False
     device = torch.device("cpu")
     chosen: Sequence[str | None] | None = None  # adapters of the last forward, in packed order
 

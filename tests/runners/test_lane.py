@@ -46,7 +46,7 @@ class Rig:
                 plan=plan,
                 busy=BusyLanes(),
                 in_flight=lambda: self.in_flight,
-                on_batch=lambda size, tokens, seconds: self.seen.append((size, tokens)),
+                on_batch=lambda facts: self.seen.append((facts.inputs, facts.tokens)),
                 on_retry=self.retried.append,
             )
             for number in range(plan.lanes)

@@ -35,11 +35,10 @@ def test_adapters_follow_the_packed_order() -> None:
     made, backbone = runner()
     encoded = [Encoded([1, 2, 3]), Encoded([4]), Encoded([5, 6])]
     items = [Item(Task.EMBED, token_ids=[1], prompt_name=name) for name in ("a", "b", None)]
-    batch = made.prepare(encoded)
-    made.run(batch, items)
+    made.run(made.prepare(encoded, items), items)
     assert backbone.chosen is None
     backbone.adapters = ("a", "b")
-    made.run(batch, items)
+    made.run(made.prepare(encoded, items), items)
     assert backbone.chosen == ["b", None, "a"]
 
 
@@ -50,3 +49,22 @@ def test_warm_up_runs_a_short_sequence_and_a_full_batch(tokens: int, longest: in
     made, backbone = runner()
     made.warm_up(tokens, longest)
     assert [[len(row) for row in batch] for batch in backbone.batches] == expected
+
+
+def test_copies_run_once_and_every_item_gets_its_row() -> None:
+    made, backbone = runner()
+    encoded = [Encoded([5, 6, 7]), Encoded([8]), Encoded([5, 6, 7]), Encoded([9, 9])]
+    items = [Item(Task.EMBED, token_ids=[1])] * len(encoded)
+    batch = made.prepare(encoded, items)
+    outputs = made.collect(made.run(batch, items), batch, items)
+    assert [output.tolist() for output in outputs] == [[5, 7], [8, 8], [5, 7], [9, 9]]
+    assert [len(one) for one in backbone.batches] == [3] and batch.rows == 6
+
+
+def test_equal_texts_with_different_adapters_are_no_copies() -> None:
+    made, backbone = runner()
+    backbone.adapters = ("a", "b")
+    items = [Item(Task.EMBED, token_ids=[1], prompt_name=name) for name in ("a", "b", "a")]
+    batch = made.prepare([Encoded([7, 8])] * 3, items)
+    made.run(batch, items)
+    assert backbone.chosen == ["a", "b"]

@@ -74,6 +74,17 @@ def test_a_request_is_counted_once_in_each_place() -> None:
     assert found['infinity_tokens_total{model="m"}'] == 8 and found['infinity_tokens_total{model="r"}'] == 7
 
 
+def test_a_request_with_a_failed_input_is_no_success_but_its_tokens_count() -> None:
+    metrics = Metrics()
+    metrics.count_request(Task.DECIDE, 3)
+    metrics.observe_request(Task.DECIDE, "m", 0.5, Timing(), [3, 5], failed=1)
+    found = samples(metrics)
+    assert 'te_request_success{method="batch"}' in found and found['te_request_success{method="batch"}'] == 0
+    assert found['te_request_count{method="batch"}'] == 1
+    assert found["te_predict_count"] == 3 and found["te_predict_success"] == 2
+    assert found['infinity_tokens_total{model="m"}'] == 8
+
+
 @pytest.mark.parametrize(
     ("code", "label"),
     [
@@ -140,4 +151,4 @@ def test_processes_are_added_up(tmp_path: Path) -> None:
     ]
     for count, text in enumerate(texts, start=1):
         assert f'te_request_failure{{err="overloaded"}} {count}.0' in text
-        assert f"te_queue_size {2 * count}.0" in text
+        assert "te_queue_size 2.0" in text, "what waited in a process that has ended waits no more"

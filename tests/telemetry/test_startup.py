@@ -60,6 +60,8 @@ def test_stages_log_and_report_progress():
     assert re.fullmatch(r"\[2/3\] load weights \.\.\. \d+\.\d\d s \(2 of 7 files\)", lines[1])
     assert lines[2] == "[3/3] warm up ... skipped (--warmup=false)"
     assert re.fullmatch(r"ready after \d+\.\d\d s", lines[3])
+    stages.ready("http://127.0.0.1:81")
+    assert re.fullmatch(r"ready after \S+ s: http://127.0.0.1:81 \(.*: http://127.0.0.1:81/docs\)", lines[4])
     done = stages.status()
     assert done.ready and done.stage_number == 3
     assert stages.status().elapsed_seconds == done.elapsed_seconds  # the clock stops when the load is over
