@@ -12,6 +12,8 @@ from infinity_bento.api import native
 from infinity_bento.api.native_items import (
     ClassifyItem,
     ClassifyResult,
+    DecideItem,
+    DecideResult,
     EmbedAllResult,
     EmbedItem,
     EmbedResult,
@@ -118,6 +120,11 @@ class InfinityBento:
     async def similarity(self, items: list[SimilarityItem]) -> list[SimilarityResult]:
         """Compare one sentence with others: the cosines of their vectors."""
         return await native.similarity(self.engine, items)
+
+    @bentoml.api(batchable=True, route="/bento/decide", max_batch_size=MOST_ITEMS)
+    async def decide(self, items: list[DecideItem]) -> list[DecideResult]:
+        """Answer typed questions about a state, with calibrated probabilities."""
+        return await native.decide(self.engine, items)
 
     @bentoml.api(batchable=True, route="/bento/tokenize", max_batch_size=MOST_ITEMS)
     async def tokenize(self, items: list[TokenizeItem]) -> list[TokenizeResult]:

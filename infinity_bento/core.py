@@ -233,6 +233,7 @@ class ModelInfo:
     prompts: dict[str, str] = field(default_factory=dict)
     default_prompt: str | None = None  # the literal prefix in force, however it was chosen
     id2label: dict[int, str] | None = None
+    decision_protocol: str | None = None  # of a decision model
     attention: str = ""  # the attention backend in use
     notes: tuple[str, ...] = ()  # fallbacks, clamped options: nothing is silent
     created: int = 0  # Unix seconds when the model became ready

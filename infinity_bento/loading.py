@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -19,6 +20,7 @@ import torch
 from transformers import CONFIG_MAPPING, MODEL_MAPPING, AttentionInterface, AutoTokenizer  # noqa: F401
 
 from infinity_bento.batching.batcher import Batcher
+from infinity_bento.checkpoints.decisions import Protocol
 from infinity_bento.checkpoints.families import length_limit
 from infinity_bento.checkpoints.late_interaction import read_late_interaction
 from infinity_bento.checkpoints.layout import Layout
@@ -35,21 +37,25 @@ from infinity_bento.heads.build import (
     build_verdict_head,
     prompt_excluded,
 )
+from infinity_bento.heads.decisions.build import Model, build_protocol
+from infinity_bento.heads.decisions.protocol import DecisionProtocol
 from infinity_bento.heads.embedding import EmbeddingHead
 from infinity_bento.heads.late_interaction import build_late_interaction_head
 from infinity_bento.heads.sparse import build_sparse_head
 from infinity_bento.heads.token_embeddings import TokenEmbeddingHead
+from infinity_bento.inputs.decisions import DecisionTokenizer
 from infinity_bento.inputs.late_interaction import load_late_interaction_tokenizer
 from infinity_bento.inputs.pool import TokenizerPool
 from infinity_bento.inputs.static import load_routed_tokenizer, load_static_tokenizer
 from infinity_bento.inputs.templates import chat_template_arguments
 from infinity_bento.inputs.tokenization import TextRules, TextTokenizer, load_text_tokenizer
+from infinity_bento.inputs.tokenizer_files import load_tokenizer_files
 from infinity_bento.models.backbone import Backbone, load_backbone
 from infinity_bento.models.linears import Kernel, LinearPlan, Precision, has_fast_bfloat16, has_onednn
 from infinity_bento.models.static import RoutedBackbone, StaticBackbone
 from infinity_bento.runners.allocator import keep_freed_memory
 from infinity_bento.runners.lane import BusyLanes, Lane, LanePlan
-from infinity_bento.runners.runner import Head, Runner
+from infinity_bento.runners.runner import Runner
 from infinity_bento.served_model import ServedModel
 from infinity_bento.settings import ModelSettings, Settings, available_cpus
 from infinity_bento.telemetry.metrics import Metrics
@@ -112,6 +118,8 @@ def load_model(
         backbone = load_model_backbone(plan, settings, dtype=dtype, device=device)
         tokenizer = tokenizer_job.result()
         heads = build_heads(plan, settings, backbone, tokenizer)
+        if Task.DECIDE in heads:
+            tokenizer = DecisionTokenizer(tokenizer, heads[Task.DECIDE].encode)
     with stages.stage(check):
         backbone.self_check()
     runner = Runner(backbone, heads)
@@ -247,10 +255,10 @@ def vocabulary_size(layout: Layout) -> int:
 
 def build_heads(
     plan: ModelPlan, settings: ModelSettings, backbone: AnyBackbone, tokenizer: TextTokenizer
-) -> dict[Task, Head]:
+) -> dict[Task, Any]:
     """What this checkpoint can do, by task; tasks may share a head."""
     layout, purpose, config, device = plan.layout, plan.purpose, backbone.config, backbone.device
-    head: Head
+    head: Any
     if purpose.kind is HeadKind.STATIC:
         table = replace(layout, modules=layout.modules[1:])
         head = build_embedding_head(
@@ -258,6 +266,8 @@ def build_heads(
         )
     elif isinstance(backbone, StaticBackbone):
         raise AssertionError(f"a model without a transformer is no {purpose.kind.value}")
+    elif purpose.kind is HeadKind.DECISION:
+        head = build_decision_protocol(plan, backbone, tokenizer)
     elif purpose.kind is HeadKind.LATE_INTERACTION:
         late = read_late_interaction(layout)
         head = build_late_interaction_head(layout, late, plan.family, hidden_size=backbone.hidden_size, device=device)
@@ -277,10 +287,25 @@ def build_heads(
             default_pooling=plan.family.default_pooling,
             override=settings.pooling,
         )
-    heads: dict[Task, Head] = dict.fromkeys(purpose.tasks, head)
+    heads: dict[Task, Any] = dict.fromkeys(purpose.tasks, head)
     if purpose.kind is HeadKind.EMBEDDING:
         heads[Task.EMBED_ALL] = TokenEmbeddingHead(backbone.hidden_size)
     return heads
+
+
+def build_decision_protocol(plan: ModelPlan, backbone: AnyBackbone, tokenizer: TextTokenizer) -> DecisionProtocol:
+    """How a decision model is asked and read."""
+    assert plan.purpose.protocol is not None
+    model = Model(
+        folder=plan.layout.path,
+        config=backbone.config,
+        tokenizer=load_tokenizer_files(plan.layout.tokenizer_path),
+        width=backbone.hidden_size,
+        max_length=tokenizer.rules.max_input_length,
+        dtype=backbone.dtype,
+        device=backbone.device,
+    )
+    return build_protocol(Protocol(plan.purpose.protocol), model)
 
 
 def plan_lanes(
@@ -307,7 +332,7 @@ def plan_lanes(
 
 def cpu_choices(backbone: AnyBackbone, plan: LanePlan) -> str:
     """One line that says how this model runs on the CPU, and why."""
-    lanes = f"{plan.lanes} lanes of {plan.threads_per_lane} thread (cores of this process)"
+    lanes = f"{plan.lanes} lane{'s' * (plan.lanes > 1)} of one thread, as many as this process has cores"
     if not isinstance(backbone, Backbone) or backbone.linears is None:
         return f"{lanes}, linears as torch has them"
     processor = torch.backends.cpu.get_cpu_capability()
@@ -323,7 +348,7 @@ def describe(
     plan: ModelPlan,
     tokenizer: TextTokenizer,
     backbone: AnyBackbone,
-    heads: Mapping[Task, Head],
+    heads: Mapping[Task, Any],
 ) -> ModelInfo:
     """What ``/info`` says of a loaded model."""
     embedding = heads.get(Task.EMBED)
@@ -353,6 +378,7 @@ def describe(
         prompts=tokenizer.rules.prompts,
         default_prompt=tokenizer.rules.default_prompt,
         id2label=plan.purpose.id2label,
+        decision_protocol=plan.purpose.protocol,
         attention=backbone.attention_name,
         notes=plan.notes,
         created=int(time.time()),

@@ -240,6 +240,14 @@ MODEL_OPTIONS = (
         per_model=True,
         default_text="as the checkpoint says",
     ),
+    Option(
+        "decision-protocol",
+        choice("laya", "clef", "pplx-joint", "pplx", "d3", "onejev", "rune"),
+        None,
+        "How a decision model is asked, for checkpoints without a file that says so (onejev, rune).",
+        per_model=True,
+        default_text="as the checkpoint says",
+    ),
     Option("max-batch-tokens", integer(1), 16384, "Most tokens of one forward pass.", per_model=True),
     Option("max-batch-requests", integer(1), None, "Most inputs of one forward pass.", per_model=True),
     Option(
@@ -350,7 +358,6 @@ UNSUPPORTED: Mapping[str, str] = {
     "enable-fp8-dynamic": "is not supported yet; choose a --dtype",
     "dynamic-quantization": "is not supported yet; choose a --dtype",
     "dynamic-quantization-scope": "is not supported yet; choose a --dtype",
-    "decision-protocol": "is not supported yet; serve embedding, reranking or classification checkpoints",
     "image-allowed-hosts": "is not supported yet; inputs are text only",
     "image-memory-budget-mib": "is not supported yet; inputs are text only",
     "priority-queue-bonus-ms": "is not supported yet; the queue is first in, first out",

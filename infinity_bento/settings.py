@@ -54,6 +54,7 @@ class ModelSettings:
     cpu_linear: str = "auto"
     native_encoders: bool = True
     pooling: Pooling | None = None
+    decision_protocol: str | None = None
     max_batch_tokens: int = 16384
     max_batch_requests: int | None = None
     max_concurrent_requests: int = 512

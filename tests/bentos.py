@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 import psutil
 
-from tests import tiny, tiny_retrieval
+from tests import tiny, tiny_readouts, tiny_retrieval
 from tests.conftest import MINILM
 
 ROOT = Path(__file__).parent.parent
@@ -30,6 +30,7 @@ MODELS = {
     "classifier": "tiny-classifier",
     "sparse": "tiny-sparse",
     "tokens": "tiny-tokens",
+    "decider": "tiny-decider",
 }
 MODEL_ARGUMENTS = (
     "--arg",
@@ -60,6 +61,7 @@ def import_models(home: Path) -> None:
         "tiny-classifier": tiny.checkpoint("roberta", head="cls"),
         "tiny-sparse": tiny_retrieval.splade(),
         "tiny-tokens": tiny.checkpoint("bert", head="token-cls"),
+        "tiny-decider": tiny_readouts.readout("d3"),
     }
     code = (
         "import sys; from infinity_bento.cli import main\nfor words in sys.argv[1:]: assert main(words.split('|')) == 0"

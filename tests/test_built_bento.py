@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from sentence_transformers import SentenceTransformer
 
-from infinity_bento.api.envelopes import COHERE, OPENAI, TEI
+from infinity_bento.api.envelopes import COHERE, OPENAI, SYSTEMONE, TEI
 from infinity_bento.api.table import route_table
 from tests.bentos import MODELS, Served, environment, serve, tag_of
 
@@ -20,6 +20,7 @@ TEXT = "a cat sat on the mat"
 DOCUMENTS = ["a dog lay down", "the cat sat", "stock prices fell"]
 
 # Of each BentoML method: an item, and the field that its result fills.
+QUESTIONS = {"q": {"type": "noul", "instructions": "Is it so?"}}
 METHODS: dict[str, tuple[dict[str, Any], str]] = {
     "embed": ({"text": TEXT, "model": "embedder"}, "embedding"),
     "embed_all": ({"text": TEXT, "model": "embedder"}, "embeddings"),
@@ -27,6 +28,7 @@ METHODS: dict[str, tuple[dict[str, Any], str]] = {
     "rerank": ({"query": TEXT, "documents": DOCUMENTS, "model": "reranker"}, "results"),
     "classify": ({"text": TEXT, "model": "classifier"}, "labels"),
     "similarity": ({"source_sentence": TEXT, "sentences": DOCUMENTS}, "similarities"),
+    "decide": ({"state": TEXT, "questions": QUESTIONS, "model": "decider"}, "answers"),
     "tokenize": ({"text": TEXT, "model": "embedder"}, "tokens"),
 }
 
@@ -44,6 +46,7 @@ REQUESTS: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("/v1/rerank", {"model": "reranker", "query": TEXT, "documents": DOCUMENTS}, '"relevance_score"'),
     ("/v1/classify", {"model": "classifier", "input": [TEXT]}, '"label"'),
     ("/v2/embed", {"model": "embedder", "texts": [TEXT], "input_type": "search_query"}, '"float"'),
+    ("/v1/systemone", {"model": "decider", "state": TEXT, "questions": QUESTIONS}, '"noul"'),
     ("/v2/rerank", {"model": "reranker", "query": TEXT, "documents": DOCUMENTS}, '"relevance_score"'),
 )
 
@@ -82,7 +85,7 @@ def test_each_dialect(path: str, body: dict[str, Any], part: str, served: Served
 def test_no_dialect_is_left_out() -> None:
     by_path = {path: route for route in route_table() for path in route.paths}
     reached = {id(by_path[path].dialect) for path, _, _ in REQUESTS}
-    assert reached == {id(dialect) for dialect in (OPENAI, TEI, COHERE)}
+    assert reached == {id(dialect) for dialect in (OPENAI, TEI, COHERE, SYSTEMONE)}
 
 
 def test_its_numbers_are_those_of_the_reference(served: Served, oracle: SentenceTransformer) -> None:

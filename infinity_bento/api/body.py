@@ -27,16 +27,21 @@ async def read_object(call: Call) -> dict[str, Any]:
         InvalidInput: No object.
         ClientGone: The client hung up while sending.
     """
-    is_msgpack, coding = _check_media(call.scope)
-    limit = call.context.settings.payload_limit
-    raw = await read_bytes(call.scope, call.receive, limit)
-    if coding is not None:
-        raw = decompress(raw, coding, limit)
-    value = _parse_msgpack(raw) if is_msgpack else _parse(raw)
+    is_msgpack = _is_msgpack(call.scope)
+    raw = await read_plain(call)
+    value = _parse_msgpack(raw) if is_msgpack else parse_json(raw)
     if type(value) is not dict:
         kind = _TYPE_NAMES.get(type(value), "null")
         raise InvalidInput(f"The body is {kind}; send one object with the fields of this route.")
     return value
+
+
+async def read_plain(call: Call) -> bytes:
+    """The body of ``call``, whatever it is, decompressed. Raises as ``read_object`` does about size and coding."""
+    limit = call.context.settings.payload_limit
+    raw = await read_bytes(call.scope, call.receive, limit)
+    coding = header(call.scope, b"content-encoding")
+    return raw if coding is None else decompress(raw, coding, limit)
 
 
 async def read_bytes(scope: Scope, receive: Receive, limit: int) -> bytes:
@@ -86,24 +91,21 @@ def too_large(size: str, limit: int) -> PayloadTooLarge:
     )
 
 
-def _check_media(scope: Scope) -> tuple[bool, bytes | None]:
-    """Whether the body is MessagePack, and its content encoding; a missing content type counts as JSON."""
-    is_msgpack, coding = False, None
-    for name, value in scope["headers"]:
-        if name == b"content-type" and value != JSON_TYPE:
-            media = value.split(b";", 1)[0].strip().lower()
-            is_msgpack = media in MSGPACK_TYPES
-            if media and media != JSON_TYPE and not is_msgpack and not media.endswith(b"+json"):
-                shown = media[:80].decode("latin-1")
-                raise UnsupportedMedia(
-                    f"Content-Type {shown!r} is not read here; send application/json or application/msgpack."
-                )
-        elif name == b"content-encoding":
-            coding = value
-    return is_msgpack, coding
+def _is_msgpack(scope: Scope) -> bool:
+    """Whether the body is MessagePack rather than JSON, as which a missing content type counts."""
+    value = header(scope, b"content-type")
+    if value is None or value == JSON_TYPE:
+        return False
+    media = value.split(b";", 1)[0].strip().lower()
+    if media and media != JSON_TYPE and media not in MSGPACK_TYPES and not media.endswith(b"+json"):
+        shown = media[:80].decode("latin-1")
+        raise UnsupportedMedia(
+            f"Content-Type {shown!r} is not read here; send application/json or application/msgpack."
+        )
+    return media in MSGPACK_TYPES
 
 
-def _parse(raw: bytes) -> Any:
+def parse_json(raw: bytes) -> Any:
     """JSON to Python, with the position of a mistake in the error."""
     if not raw:
         raise MalformedBody("The body is empty; send one JSON object with the fields of this route.")

@@ -24,12 +24,14 @@ from infinity_bento.errors import (
     InputTooLong,
     InvalidInput,
     LoadError,
+    MalformedBody,
     MethodNotAllowed,
     NotReady,
     Overloaded,
     PayloadTooLarge,
     ServerError,
     Unauthorized,
+    UnknownModel,
     UnknownRoute,
     UnsupportedMedia,
     UnsupportedTask,
@@ -221,6 +223,53 @@ COHERE = Dialect(
             "message": {"type": "string", "description": "What is wrong, what is allowed, what to do."},
             "code": {"type": "string", "description": "Stable name of the error."},
             "param": {"type": ["string", "null"], "description": "The field at fault, such as `documents[3]`."},
+        },
+    },
+)
+
+
+# System One: its SDK repeats 408, 429 and every 5xx, so nothing that a client can mend has one of these. It looks at
+# ``error`` first; other clients look at ``detail``, as the published service has it.
+_SYSTEMONE_TYPES: dict[ErrorClass, str] = {
+    ClientError: "api_usage_error",
+    MalformedBody: "validation_error",
+    InvalidInput: "validation_error",
+    InputTooLong: "max_tokens_exceeded",
+    Unauthorized: "authentication_error",
+    UnknownRoute: "not_found",
+    Overloaded: "rate_limit_error",
+    CapacityError: "overloaded",
+    ServerError: "server_error",
+}
+
+
+def _systemone_envelope(error: InfinityError) -> dict[str, Any]:
+    kind = _nearest(_SYSTEMONE_TYPES, type(error), "server_error")
+    detail: Any = {"error_type": kind, "message": error.message}
+    if isinstance(error, InvalidInput | MalformedBody):
+        path = [int(part) if part.isdecimal() else part for part in (error.param or "").split(".") if part]
+        detail = [{"loc": ["body", *path], "msg": error.message, "type": "value_error"}]
+    return {"error": error.message, "error_type": kind, "detail": detail}
+
+
+SYSTEMONE = Dialect(
+    name="SystemOne",
+    statuses={
+        UnknownModel: 400,
+        UnsupportedTask: 400,
+        MalformedBody: 422,
+        InputTooLong: 422,
+        EmptyInput: 422,
+        BatchTooLarge: 422,
+    },
+    envelope=_systemone_envelope,
+    schema={
+        "type": "object",
+        "required": ["error", "error_type", "detail"],
+        "properties": {
+            "error": {"type": "string", "description": "What is wrong, what is allowed, what to do."},
+            "error_type": {"type": "string", "enum": sorted(set(_SYSTEMONE_TYPES.values()))},
+            "detail": {"description": "The same as the published service has it; for a bad field with its path."},
         },
     },
 )

@@ -12,14 +12,14 @@ from infinity_bento.errors import InfinityError
 _LISTED_INDICES = 100  # in one header
 
 
-async def run(call: Call, info: ModelInfo, items: list[Item], path: Callable[[int], str]) -> list[Result]:
+async def run(call: Call, info: ModelInfo, items: list[Item], path: Callable[[int], str] | None) -> list[Result]:
     """The results of all items, in order; records their timing.
 
     Args:
         call: The request; its timing is set here.
         info: The model that answers.
         items: At least one, all of one task.
-        path: How an error names the field that item ``index`` came from.
+        path: How an error names the field that item ``index`` came from; None: it knows that itself.
 
     Raises:
         InfinityError: Whatever the engine raises, or the error of the first item that failed.
@@ -27,6 +27,8 @@ async def run(call: Call, info: ModelInfo, items: list[Item], path: Callable[[in
     results: list[Result] = []
     for index, outcome in enumerate(await call.engine.submit(info.name, items)):
         if isinstance(outcome, InfinityError):
+            if path is None:
+                raise outcome
             raise located(outcome, path(index)) from outcome
         results.append(outcome)
     call.state.timing = Timing.mean([result.timing for result in results])

@@ -12,11 +12,14 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from infinity_bento.api import systemone
 from infinity_bento.api.choosing import any_model, resolve_any, resolve_or_late_interaction
 from infinity_bento.api.labels import entities, labelled
 from infinity_bento.api.native_items import (
     ClassifyItem,
     ClassifyResult,
+    DecideItem,
+    DecideResult,
     EmbedAllResult,
     EmbedItem,
     EmbedResult,
@@ -107,6 +110,18 @@ async def rerank(engine: EngineLike, items: Sequence[RerankItem]) -> list[Rerank
         return RerankResult(results=ranked, tokens=sum(result.usage.tokens for result in results))
 
     return await _independently(items, one, lambda error: RerankResult(error=error))
+
+
+async def decide(engine: EngineLike, items: Sequence[DecideItem]) -> list[DecideResult]:
+    """The answers to the questions of each item."""
+
+    async def one(item: DecideItem) -> DecideResult:
+        info = systemone.resolve(engine, item.model)
+        request = systemone.read_request({"state": item.state, "questions": item.questions})
+        (result,) = await _all(engine, info, [Item(Task.DECIDE, decision=request)])
+        return DecideResult(answers=systemone.answers(request, result), tokens=result.usage.tokens)
+
+    return await _independently(items, one, lambda error: DecideResult(error=error))
 
 
 async def similarity(engine: EngineLike, items: Sequence[SimilarityItem]) -> list[SimilarityResult]:

@@ -5,7 +5,7 @@ null means the default everywhere. Unknown fields are refused: a typo would othe
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -202,6 +202,19 @@ class Token(BaseModel):
     special: bool
     start: int | None = None
     stop: int | None = None
+
+
+class DecideItem(_Request):
+    """Questions about one state, as in the body of POST /v1/systemone."""
+
+    state: Any = Field(description="What the questions are about: a string, an object or an array.")
+    questions: dict[str, Any] = Field(description="By their ids: type, instructions, criteria.")
+
+
+class DecideResult(_Counted):
+    """The answers by the ids of the questions, or an error."""
+
+    answers: dict[str, Any] | None = None
 
 
 class TokenizeResult(_Result):

@@ -12,6 +12,8 @@ from pydantic.json_schema import models_json_schema
 from infinity_bento.api.native_items import (
     ClassifyItem,
     ClassifyResult,
+    DecideItem,
+    DecideResult,
     EmbedAllResult,
     EmbedItem,
     EmbedResult,
@@ -89,6 +91,18 @@ NATIVE_METHODS = (
         SimilarityResult,
         {"source_sentence": _TEXT, "sentences": _DOCUMENTS, "model": "$MODEL"},
         (Task.EMBED,),
+    ),
+    NativeMethod(
+        "decide",
+        "Typed decisions about a state",
+        DecideItem,
+        DecideResult,
+        {
+            "model": "$MODEL",
+            "state": {"message": "I was charged twice."},
+            "questions": {"refund": {"type": "noul", "instructions": "Does the customer ask for money back?"}},
+        },
+        (Task.DECIDE,),
     ),
     NativeMethod("tokenize", "Tokens of texts", TokenizeItem, TokenizeResult, _ONE),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from typing import Any
 
 from infinity_bento.api import fields
@@ -50,8 +51,10 @@ async def create_embeddings(call: Call) -> Reply:
 
 
 async def list_models(call: Call) -> Reply:
-    """The loaded models; empty while loading."""
-    return call.reply({"object": "list", "data": [_model_entry(info) for info in call.models()]})
+    """The loaded models; empty while loading. ``data`` is OpenAI's list, ``models`` that of the System One clients."""
+    infos = call.models()
+    data, models = [_model_entry(info) for info in infos], [_named(info) for info in infos]
+    return call.reply({"object": "list", "data": data, "models": models})
 
 
 def _entry(index: int, result: Result, encoding: Encoding) -> dict[str, Any]:
@@ -59,6 +62,12 @@ def _entry(index: int, result: Result, encoding: Encoding) -> dict[str, Any]:
     if result.usage.truncated_from is not None:
         entry["truncated"] = truncation_of(result)
     return entry
+
+
+def _named(info: ModelInfo) -> dict[str, str]:
+    ready = datetime.datetime.fromtimestamp(info.created, tz=datetime.UTC)
+    description = f"{info.model_id}: {', '.join(task.value for task in info.tasks)}"
+    return {"name": info.name, "description": description, "release_date": ready.date().isoformat()}
 
 
 def _model_entry(info: ModelInfo) -> dict[str, Any]:
@@ -106,6 +115,8 @@ _MODEL = record(
     },
 )
 
+_NAMED = record({name: {"type": "string"} for name in ("name", "description", "release_date")})
+
 SCHEMAS: dict[str, dict[str, Any]] = {
     "OpenAIEmbeddingsRequest": record(
         {"input": ref("Input")},
@@ -127,5 +138,5 @@ SCHEMAS: dict[str, dict[str, Any]] = {
             "usage": ref("Usage"),
         }
     ),
-    "OpenAIModels": record({"object": {"const": "list"}, "data": array(_MODEL)}),
+    "OpenAIModels": record({"object": {"const": "list"}, "data": array(_MODEL), "models": array(_NAMED)}),
 }

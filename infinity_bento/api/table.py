@@ -10,13 +10,14 @@ from infinity_bento.api import (
     openai,
     probes,
     schemas,
+    systemone,
     tei,
     tei_default,
     tei_info,
     tei_scores,
     tei_tokens,
 )
-from infinity_bento.api.envelopes import COHERE, OPENAI, TEI
+from infinity_bento.api.envelopes import COHERE, OPENAI, SYSTEMONE, TEI
 from infinity_bento.api.exchange import Handler
 from infinity_bento.api.pages import HTML_TYPE, DocumentPages, metrics
 from infinity_bento.api.routes import Route
@@ -34,6 +35,7 @@ SCHEMAS: dict[str, Any] = {
     **tei_info.SCHEMAS,
     **infinity.SCHEMAS,
     **cohere.SCHEMAS,
+    **systemone.SCHEMAS,
     **probes.SCHEMAS,
     "Text": {"type": "string"},
     "Document": {"type": "object", "required": ["openapi", "info", "paths"]},
@@ -47,7 +49,7 @@ _RANK = {"model": "$MODEL", "query": _TEXTS[0], "documents": _TEXTS, "return_doc
 
 def route_table() -> tuple[Route, ...]:
     """Every route of the wire layer."""
-    return (*_embedding_rows(), *_scoring_rows(), *_other_rows(), *_server_rows())
+    return (*_embedding_rows(), *_scoring_rows(), *_decision_rows(), *_other_rows(), *_server_rows())
 
 
 def _scored(info: ModelInfo | None) -> dict[str, Any]:
@@ -187,6 +189,34 @@ def _scoring_rows() -> tuple[Route, ...]:
             "ClassifyRequest",
             tasks=classifiers,
             example={"model": "$MODEL", "input": _TEXTS},
+        ),
+    )
+
+
+def _decision_rows() -> tuple[Route, ...]:
+    return (
+        Route(
+            ("/v1/systemone", "/v1/decisions"),
+            "POST",
+            systemone.decide,
+            SYSTEMONE,
+            "Typed decisions about a state (System One)",
+            "SystemOneResponse",
+            "SystemOneRequest",
+            tasks=(Task.DECIDE,),
+            example={
+                "model": "$MODEL",
+                "state": {"message": "I was charged twice."},
+                "questions": {
+                    "refund": {"type": "noul", "instructions": "Does the customer ask for money back?"},
+                    "team": {
+                        "type": "choice",
+                        "instructions": "Who takes it?",
+                        "criteria": {"pay": "Billing", "it": ""},
+                    },
+                    "mood": {"type": "score", "instructions": "How upset?", "criteria": ["calm", "annoyed", "furious"]},
+                },
+            },
         ),
     )
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from infinity_bento.checkpoints.decisions import Protocol, find_protocol, language_model
 from infinity_bento.checkpoints.families import STATIC, Family, family_of, length_limit, refuse_generative
 from infinity_bento.checkpoints.late_interaction import is_late_interaction, read_late_interaction
 from infinity_bento.checkpoints.layout import Layout, max_input_length, read_layout
 from infinity_bento.checkpoints.purpose import HeadKind, Purpose, purpose_of
 from infinity_bento.checkpoints.resolve import ResolvedModel, resolve
+from infinity_bento.core import Pooling, Task
 from infinity_bento.errors import ConfigError
 from infinity_bento.settings import ModelSettings, Settings
 
@@ -54,9 +56,15 @@ def find_files(settings: ModelSettings, server: Settings) -> ResolvedModel:
 def read_plan(settings: ModelSettings, found: ResolvedModel) -> ModelPlan:
     """Read the layout of a folder and check the options against it. Raises as ``plan_model``."""
     layout = read_layout(found.path, dense_path=settings.dense_path)
+    decides = find_protocol(layout.path, settings.decision_protocol)
+    if decides is not None:
+        layout = language_model(layout, decides[0])
     config_file = layout.transformer_path / "config.json"
     family = STATIC if layout.transformer is None else family_of(layout.config, config_file)
-    purpose = purpose_of(layout, family, names=names_of(settings, layout), pooling=settings.pooling)
+    if decides is not None:
+        purpose = decision_purpose(*decides, pooling=settings.pooling)
+    else:
+        purpose = purpose_of(layout, family, names=names_of(settings, layout), pooling=settings.pooling)
     if purpose.kind is HeadKind.EMBEDDING:
         refuse_generative(
             layout.config, config_file, has_modules=layout.has_sentence_transformers, pooling=settings.pooling
@@ -65,6 +73,17 @@ def read_plan(settings: ModelSettings, found: ResolvedModel) -> ModelPlan:
     limit, notes = input_limit(settings, layout, family)
     prompt = default_prompt(settings, layout)
     return ModelPlan(found, layout, family, purpose, limit, prompt, (*found.notes, *notes))
+
+
+def decision_purpose(protocol: Protocol, reason: str, *, pooling: Pooling | None) -> Purpose:
+    """What a decision model is for.
+
+    Raises:
+        ConfigError: If ``pooling`` is set.
+    """
+    if pooling is not None:
+        raise ConfigError(f"--pooling {pooling.value} cannot be used with a decision model ({protocol}): leave it out.")
+    return Purpose(HeadKind.DECISION, (Task.DECIDE,), reason, protocol=protocol)
 
 
 def names_of(settings: ModelSettings, layout: Layout) -> str:

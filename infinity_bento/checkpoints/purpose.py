@@ -32,6 +32,7 @@ class HeadKind(enum.StrEnum):
     LATE_INTERACTION = "late interaction"  # a matrix of token vectors, compared by MaxSim
     SPARSE = "learned sparse"  # one weight per vocabulary id
     STATIC = "static embedding"  # a table of token vectors, without a transformer
+    DECISION = "decision model"  # typed questions about a state
     YES_NO = "yes/no reranker"  # a language model whose next token is the verdict
 
 
@@ -64,6 +65,7 @@ class Purpose:
     shape: str | None = None  # CLASSIFIER, TOKEN_CLASSIFIER: ``families.Heads.classifier``
     contrast: tuple[int, int] | None = None  # CLASSIFIER: RERANK scores are the first label's logit minus the second's
     verdict: Verdict | None = None  # YES_NO
+    protocol: str | None = None  # DECISION: how it is asked, a value of ``decisions.Protocol``
     template: str | None = None  # how a pair becomes one text: a name of ``inputs.templates``; None: as a pair
 
 

@@ -33,9 +33,9 @@ class _Row:
     value: float
 
     @property
-    def order(self) -> tuple[bool, float]:
-        """Narrower entries count first."""
-        return self.kind is None, self.last - self.first
+    def order(self) -> tuple[bool, float, int]:
+        """Narrower entries count first; of two without an end the one that begins later."""
+        return self.kind is None, self.last - self.first, -self.first
 
 
 @dataclass(frozen=True, slots=True)

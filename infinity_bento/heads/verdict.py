@@ -57,7 +57,7 @@ def load_verdict(
         LoadError: If a token is outside the vocabulary.
         WeightMismatch: If there is no output matrix.
     """
-    matrix_VD = _output_matrix(folder, bool(config.get("tie_word_embeddings")))
+    matrix_VD = output_matrix(folder, bool(config.get("tie_word_embeddings")))
     true, false = token_ids
     for token in (true, false):
         if token is not None and token >= matrix_VD.shape[0]:
@@ -77,7 +77,7 @@ def load_verdict(
     return load_classifier(lambda: plan, folder, device, tensors={"verdict.weight": rows})
 
 
-def _output_matrix(folder: Path, tied: bool) -> Tensor:
+def output_matrix(folder: Path, tied: bool) -> Tensor:
     """``[V, D]`` as stored."""
     found = read_head(folder, {OUTPUT, EMBEDDINGS, f"model.{EMBEDDINGS}"})
     names = (OUTPUT, f"model.{EMBEDDINGS}", EMBEDDINGS) if tied else (OUTPUT,)

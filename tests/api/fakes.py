@@ -27,6 +27,7 @@ from infinity_bento.core import (
     TokenLabel,
     Usage,
 )
+from infinity_bento.decisions import Decision, Question
 from infinity_bento.errors import InfinityError, InputTooLong, InvalidInput, NotReady, UnknownModel, UnsupportedTask
 
 INFO = ModelInfo(
@@ -105,6 +106,13 @@ def entities_of(item: Item) -> list[TokenLabel]:
     return found
 
 
+def decision_of(question: Question) -> Decision:
+    """Option i has the share i + 1."""
+    shares = range(1, len(question.options) + 1)
+    probabilities = tuple(share / sum(shares) for share in shares)
+    return Decision(probabilities, native_confidence=max(probabilities), extras={"act_probability": 0.25})
+
+
 @dataclass
 class FakeEngine:
     """One token per word; a text that starts with ``too long`` fails alone; knobs for waiting and failing."""
@@ -171,6 +179,8 @@ class FakeEngine:
         return Result(self._output(item), Usage(words, characters, truncated_from), Timing(0.001, 0.002, 0.003))
 
     def _output(self, item: Item) -> Any:
+        if item.decision is not None:
+            return [decision_of(question) for question in item.decision.questions]
         if item.task is Task.EMBED_ALL:
             return matrix_of(item, self.width)
         if item.task is Task.EMBED_SPARSE:
@@ -216,6 +226,7 @@ RERANKER = replace(INFO, name="r", tasks=(Task.RERANK, Task.CLASSIFY), id2label=
 CLASSIFIER = replace(INFO, name="c", tasks=(Task.CLASSIFY,), dimensions=None)
 TAGGER = replace(INFO, name="t", tasks=(Task.CLASSIFY_TOKENS,), dimensions=None)
 SPLADE = replace(INFO, name="s", tasks=(Task.EMBED_SPARSE,), dimensions=None)
+DECIDER = replace(INFO, name="d", tasks=(Task.DECIDE,), dimensions=None, decision_protocol="d3")
 EMBEDDER = replace(INFO, tasks=(Task.EMBED, Task.EMBED_ALL))
 
 
@@ -226,7 +237,7 @@ def serving(*models: ModelInfo, **knobs: Any) -> FakeEngine:
 
 def every_task(**knobs: Any) -> FakeEngine:
     """An engine that can do everything, the embedder being the default model."""
-    return serving(EMBEDDER, SPLADE, RERANKER, CLASSIFIER, TAGGER, LATE, **knobs)
+    return serving(EMBEDDER, SPLADE, RERANKER, CLASSIFIER, TAGGER, LATE, DECIDER, **knobs)
 
 
 def two_models() -> FakeEngine:

@@ -398,3 +398,12 @@ async def test_inference_goes_straight_and_everything_else_through_the_framework
         ):
             assert (await client.request(method, path)).text == "the framework's"
             assert passed.pop() == f"{method} {path}"
+
+
+async def test_the_page_at_the_root_is_open_and_the_route_there_is_not() -> None:
+    async with client_for(FakeEngine(), api_key="k") as client:
+        assert (await client.get("/")).status_code == 200
+        assert (await client.head("/")).status_code == 200
+        assert (await client.post("/", json={"inputs": "a"})).status_code == 401
+        keyed = await client.post("/", json={"inputs": "a"}, headers={"authorization": "Bearer k"})
+        assert keyed.status_code == 200

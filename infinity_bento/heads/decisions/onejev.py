@@ -1,0 +1,88 @@
+"""OneJev: letters as options in the checkpoint's own chat template, read from the language model's output rows.
+
+The prompt is ``qev-labels-v2`` of the published runtime. Up to 26 options have letters; more have pairs of letters
+where the tokenizer has each of them as one token.
+"""
+
+from __future__ import annotations
+
+import json
+import string
+from collections.abc import Sequence
+from typing import Any
+
+from infinity_bento.decisions import Json, Question, QuestionKind
+from infinity_bento.heads.decisions.readout import Prompt
+
+SYSTEM = (
+    "Apply the question to the state. Choose exactly one of the listed options. Respond with only its uppercase "
+    "letter, with no explanation or reasoning."
+)
+DEFAULT_INSTRUCTIONS = {
+    QuestionKind.NOUL: "Is the statement true, or is the answer to the question yes?",
+    QuestionKind.CHOICE: "Which option applies to the state?",
+    QuestionKind.SCORE: "Which level describes the state?",
+}
+NOUL_NAMES = {"true": "yes", "false": "no"}
+NOUL_TEXTS = {"true": "the statement is true / the answer is yes", "false": "the statement is false / the answer is no"}
+# Pairs of letters that are no token of Qwen's, by first letter.
+_SECOND = {"B": "QZ", "C": "JQZ", "D": "QZ", "E": "JY", "F": "JQVZ", "G": "JKQZ", "H": "J", "I": "Y", "J": "FGHJLNQ"}
+_PAIRS_APART = frozenset(first + second for first, seconds in _SECOND.items() for second in seconds)
+_LETTERS = string.ascii_uppercase
+PAIRS = tuple(pair for pair in (a + b for a in _LETTERS for b in _LETTERS) if pair not in _PAIRS_APART)
+MOST_LABELS = 256
+_CONTENT = "the caller's text stands here"
+
+
+def labels(backend: Any) -> tuple[str, ...]:
+    """The labels that are one token each: the letters, and all pairs or none."""
+
+    def single(label: str) -> bool:
+        return len(backend.encode(label, add_special_tokens=False).ids) == 1
+
+    pairs = PAIRS[: MOST_LABELS - len(_LETTERS)]
+    return (*_LETTERS, *(pairs if all(map(single, pairs)) else ()))
+
+
+def prompt(tokenizer: Any) -> Prompt:
+    """The prompt in a tokenizer's chat template."""
+    messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": _CONTENT}]
+    written: str = tokenizer.apply_chat_template(
+        messages, tokenize=False, add_generation_prompt=True, enable_thinking=False
+    )
+    before, _, after = written.partition(_CONTENT)
+    return Prompt(before, after, body, true_first=True)
+
+
+def body(state: Json, question: Question, codes: Sequence[str]) -> str:
+    """The user's turn."""
+    asked = _entry(question.instructions) or DEFAULT_INSTRUCTIONS[question.kind]
+    used = codes[: len(question.options)]
+    lines = "\n".join(f"{code}. {text}" for code, text in zip(used, _options(question), strict=True))
+    header = "Rate the state:" if question.kind is QuestionKind.SCORE else "Question:"
+    kind = "letter" if len(used) <= len(_LETTERS) else "label"
+    shown = state if isinstance(state, str) else json.dumps(state, ensure_ascii=False, indent=2)
+    return (
+        f"<state>\n{shown}\n</state>\n\n{header} {asked}\n\nOptions:\n{lines}\n\n"
+        f"Answer with one {kind}: {', '.join(used)}."
+    )
+
+
+def _options(question: Question) -> list[str]:
+    texts = []
+    for index, option in enumerate(question.options):
+        described = _entry(option.description)
+        name = option.name
+        if question.kind is QuestionKind.NOUL:
+            described = described if option.description is not None else NOUL_TEXTS[name]
+            name = NOUL_NAMES[name]
+        elif question.kind is QuestionKind.SCORE:
+            name = f"level {index}"
+        texts.append(f"{name}: {described}" if described else name)
+    return texts
+
+
+def _entry(value: Json) -> str:
+    if value is None:
+        return ""
+    return value.strip() if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=2)

@@ -1,0 +1,147 @@
+"""Decisions read at the last token: one sequence per question, the logits of its options' codes.
+
+The families differ in their prompt (a file each) and in where the rows of the codes come from: a readout
+of their own, or rows of the language model's output. Only these rows are multiplied, never the vocabulary.
+
+Shape suffixes: T packed tokens, D width, B sequences, C codes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from infinity_bento.batching.packing import PackedBatch
+from infinity_bento.checkpoints.temperatures import Temperatures
+from infinity_bento.core import Encoded, Item
+from infinity_bento.decisions import Decision, DecisionRequest, Json, Question, QuestionKind
+from infinity_bento.errors import InfinityError, InputTooLong, InvalidInput
+from infinity_bento.heads.decisions.answers import answer
+from infinity_bento.heads.rows import not_finite
+from infinity_bento.inputs.plain_text import Envelope, PlainText
+
+# Tokens of chat templates that some tokenizers do not call special.
+GUARDED = ("<|im_start|>", "<|im_end|>", "<think>", "</think>", "<|turn>", "<turn|>", "<|channel>", "<channel|>")
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """How a family asks."""
+
+    before: str  # trusted, up to and with the last special token before the caller's text
+    after: str
+    body: Callable[[Json, Question, Sequence[str]], str]  # state, question with options in prompt order, codes
+    true_first: bool = False  # order of a noul's options
+
+
+class ReadoutWriter:
+    """Writes each question of a request as a sequence of its own.
+
+    Args:
+        backend: The checkpoint's ``tokenizers.Tokenizer``.
+        prompt: Of the family.
+        codes: Of the options, in order.
+        max_length: Tokens of a sequence.
+    """
+
+    def __init__(self, backend: Any, prompt: Prompt, codes: Sequence[str], max_length: int) -> None:
+        self.prompt = prompt
+        self.codes = tuple(codes)
+        self._envelope = Envelope(backend, PlainText(backend, GUARDED), prompt.before, prompt.after)
+        self._max_length = max_length
+
+    def write(self, request: DecisionRequest) -> Encoded:
+        """The sequences of a request, in the order of its questions.
+
+        Raises:
+            InvalidInput: A question has more options than there are codes.
+            InputTooLong: A sequence exceeds the length limit; nothing is cut.
+        """
+        parts = [self._part(request.state, question) for question in request.questions]
+        return Encoded([], parts=parts, characters=sum(part.characters for part in parts))
+
+    def _part(self, state: Json, question: Question) -> Encoded:
+        if len(question.options) > len(self.codes):
+            raise InvalidInput(
+                f"Question {question.id!r} has {len(question.options)} options, but this model has codes for "
+                f"{len(self.codes)}: ask with fewer.",
+                param=f"questions.{question.id}.criteria",
+            )
+        asked = question
+        if question.kind is QuestionKind.NOUL and self.prompt.true_first:
+            asked = replace(question, options=question.options[::-1])
+        body = self.prompt.body(state, asked, self.codes)
+        (ids,) = self._envelope.encode([body])
+        if len(ids) > self._max_length:
+            raise InputTooLong(
+                f"The state and question {question.id!r} have {len(ids)} tokens, more than the limit of "
+                f"{self._max_length}; nothing is cut: shorten the state.",
+                param="state",
+            )
+        return Encoded(ids, characters=len(body), readout=len(question.options))
+
+
+class ReadoutProtocol:
+    """A protocol that reads the last token.
+
+    Args:
+        name: Public name.
+        writer: Writes the sequences.
+        rows_CD: Of the codes, float32 on the backbone's device.
+        temperatures: In force.
+        softcap: Logits become ``softcap * tanh(logits / softcap)``; None: they stay.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        writer: ReadoutWriter,
+        rows_CD: Tensor,
+        temperatures: Temperatures,
+        *,
+        softcap: float | None = None,
+    ) -> None:
+        self.name = name
+        self.writer = writer
+        self.rows_CD = rows_CD
+        self.temperatures = temperatures
+        self.softcap = softcap
+
+    def encode(self, request: DecisionRequest) -> Encoded:
+        """See ``DecisionProtocol``."""
+        return self.writer.write(request)
+
+    def run(self, hidden_TD: Tensor, batch: PackedBatch) -> Tensor:
+        """See ``DecisionProtocol``: ``[B, C]`` float32, of as many codes as a question of the batch has options."""
+        counts = [count for count in batch.readouts or () if count is not None]
+        logits = hidden_TD[batch.ends()].float() @ self.rows_CD[: max(counts, default=1)].T
+        return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
+
+    def collect(
+        self, rows: Tensor, positions: Sequence[Sequence[int]], items: Sequence[Item]
+    ) -> list[list[Decision] | InfinityError]:
+        """See ``DecisionProtocol``."""
+        logits = rows.cpu().numpy()
+        outputs: list[list[Decision] | InfinityError] = []
+        for places, item in zip(positions, items, strict=True):
+            assert item.decision is not None
+            asked = item.decision.questions
+            own = [logits[place, : len(question.options)] for place, question in zip(places, asked, strict=True)]
+            finite = all(np.isfinite(row).all() for row in own)
+            outputs.append(
+                [self._decision(question, row.tolist()) for question, row in zip(asked, own, strict=True)]
+                if finite
+                else not_finite(item)
+            )
+        return outputs
+
+    def _decision(self, question: Question, logits: list[float]) -> Decision:
+        if question.kind is QuestionKind.NOUL and self.writer.prompt.true_first:
+            logits.reverse()
+        decision = answer(question, logits, self.temperatures)
+        return replace(decision, native_confidence=max(decision.probabilities))

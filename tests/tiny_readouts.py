@@ -1,0 +1,87 @@
+"""Tiny random decision models that are read at the last token: D3 and Perplexity Decider folders, and OneJev's."""
+
+from __future__ import annotations
+
+import functools
+import json
+import string
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors.torch import save_file
+from tokenizers import AddedToken, Tokenizer, normalizers
+
+from infinity_bento.heads.decisions.onejev import PAIRS
+from tests import tiny
+from tests import tiny_clef as clef
+from tests import tiny_tokenizers as tokenizers
+
+TEMPERATURE = 1.7
+CODES = [*string.ascii_uppercase, *PAIRS][:255]
+CHAT = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
+TEXT = {**clef.TEXT, "max_position_embeddings": 32768}
+REQUEST: dict[str, Any] = {
+    "state": {"msg": "charged twice"},
+    "questions": {
+        "a": {"type": "noul", "instructions": "refund?"},
+        "b": {"type": "choice", "instructions": "team", "criteria": {"z": None, "a": "pay", "\u00e9": ""}},
+        "c": {"type": "score", "instructions": "mad?", "criteria": ["lo", {"x": 1}, "hi"]},
+        "d": {"type": "noul", "criteria": {"true": "it is"}},
+        "e": {"type": "choice", "criteria": {"one": "1", "two": "2"}},
+    },
+}
+
+
+def tokenizer(pairs: int = 230) -> Any:
+    """Qwen's special tokens, the two of its thinking block, and some labels of two letters."""
+    made = Tokenizer.from_str(tokenizers.byte_bpe_json(tuple(clef.SPECIAL)))
+    made.normalizer = normalizers.NFC()
+    made.add_tokens([AddedToken(text, normalized=False) for text in ("<think>", "</think>")])
+    made.add_tokens([AddedToken(pair, single_word=True, normalized=False) for pair in PAIRS[:pairs]])
+    fast = tokenizers.fast(made, {"pad_token": "<|endoftext|>", "eos_token": "<|im_end|>"}, 32768)
+    fast.chat_template = CHAT
+    return fast
+
+
+@functools.cache
+def readout(prompt: str = "d3", mode: str = "causal") -> Path:
+    """A folder of D3 or of Perplexity Decider v1: the bare model, its readout, ``decision_config.json``."""
+    path = tiny.root() / f"decision-{prompt}-{mode}"
+    config = transformers.Qwen3_5Config(text_config=TEXT, vision_config=clef.VISION, **clef.IDS)
+    torch.manual_seed(1)
+    model = tiny.shake(transformers.Qwen3_5Model(config)).float().eval()
+    model.config.architectures = ["Qwen3_5Model"]
+    model.save_pretrained(path)
+    fast = tokenizer()
+    fast.save_pretrained(path)
+    rows = torch.randn(len(CODES), tiny.WIDTH, generator=torch.Generator().manual_seed(9)) * 0.3
+    save_file({"weight": rows}, path / "readout.safetensors")
+    content = {
+        "format_version": 1,
+        "codes": CODES,
+        "token_ids": fast.convert_tokens_to_ids(CODES),
+        "temperature": TEMPERATURE,
+        "attention_mode": mode,
+        "pooling": "last",
+    }
+    (path / "decision_config.json").write_text(json.dumps(content | ({"prompt": "d3"} if prompt == "d3" else {})))
+    return path
+
+
+@functools.cache
+def onejev() -> Path:
+    """A whole language model with its vision tower and no file that says what it is for."""
+    path = tiny.root() / "decision-onejev"
+    config = transformers.Qwen3_5Config(
+        text_config=TEXT, vision_config=clef.VISION, tie_word_embeddings=False, **clef.IDS
+    )
+    torch.manual_seed(2)
+    tiny.shake(transformers.Qwen3_5ForConditionalGeneration(config)).float().eval().save_pretrained(path)
+    tokenizer().save_pretrained(path)
+    return path
