@@ -21,6 +21,7 @@ from typing import Any
 import bentoml
 from _bentoml_impl.server.app import ServiceAppFactory
 from _bentoml_sdk import Service
+from _bentoml_sdk.service import get_current_service
 from bentoml._internal.server.http.traffic import TimeoutMiddleware
 from bentoml.exceptions import BentoMLException
 from bentoml.serving import running_inside_container
@@ -137,7 +138,7 @@ class Wire:
 
 def current_engine() -> Engine:
     """The engine of the service instance of this process."""
-    engine: Engine = bentoml.get_current_service().engine
+    engine: Engine = get_current_service().engine
     return engine
 
 

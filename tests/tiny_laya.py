@@ -52,15 +52,25 @@ def folder(layout: str = "sequential", seed: int = 0) -> Path:
     path = tiny.root() / f"laya-{layout}-{seed}"
     config = transformers.ModernBertConfig(**tiny.MODERNBERT)
     torch.manual_seed(seed)
-    encoder = tiny.shake(transformers.AutoModel.from_config(config, attn_implementation="sdpa"))
+    encoder = transformers.AutoModel.from_config(config, attn_implementation="sdpa")
     model = DecisionModel(encoder, head_layers=2, n_act=2).eval()
-    for part in (model.head, model.type_emb, model.scorer, model.act_head):
-        tiny.shake(part)
-    with torch.no_grad():
-        model.scorer[3].weight.mul_(8.0)  # otherwise every answer is nearly uniform
-        model.act_head[2].weight.mul_(0.05)  # otherwise every act probability is 0 or 1
+    spread(model, encoder)
     write(path, model, config, {**CONFIG, "option_layout": layout})
     return path
+
+
+def spread(model: DecisionModel, encoder: Any) -> None:
+    """Answers that differ, from weights that keep rounding small; biases and norms distinct."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim < 2:
+                parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
+        for parameter in encoder.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(8.0)
+        model.scorer[3].weight.mul_(20.0)
+        model.act_head[2].weight.mul_(3.0)
 
 
 def write(path: Path, model: DecisionModel, config: Any, settings: dict[str, Any]) -> None:

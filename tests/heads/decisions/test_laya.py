@@ -262,7 +262,10 @@ def test_temperatures_are_those_of_the_reference(tmp_path: Path) -> None:
         temperature=[0.1, True, "warm"],
         temperature_by_options={"choice:11+": 99, "choice:3-5": 1.5, "noul:2": 0.7},
     )
-    spec, agent = read_laya(folder), tiny_laya.oracle(folder)
+    spec = read_laya(folder)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        agent = tiny_laya.oracle(folder)
     protocol = protocol_of(folder)
     for index, kind in enumerate(("choice", "score", "noul")):
         for count in (1, 2, 3, 5, 6, 10, 11, 40):
