@@ -10,10 +10,10 @@ export BENTOML_DO_NOT_TRACK := True
 # Third-party code on the tests' path looks a hub up unless told not to; nothing here needs one.
 TEST_ENV := HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
-.PHONY: help install serve test check format bench docs build lock clean
+.PHONY: help install serve test test-clients check format bench docs build lock clean
 
 help:  ## List the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
 install: $(DEVELOPING)  ## Make .venv with everything for development
 
@@ -37,6 +37,12 @@ serve: $(SERVING)  ## Serve the default model on port 3000 (options: make serve 
 
 test: install  ## Run the tests (options: make test ARGS="tests/api -k embed")
 	$(TEST_ENV) $(BIN)/python -m pytest -q $(ARGS)
+
+test-clients: install  ## OpenAI, cohere, langchain, huggingface_hub and BentoML clients, in an environment of their own
+	@echo "Making the environment $(VENV)-clients ..."
+	@$(PYTHON) -m venv $(VENV)-clients
+	@$(VENV)-clients/bin/pip install --quiet --disable-pip-version-check -r tests/clients/requirements.txt
+	$(TEST_ENV) $(BIN)/python -m tests.clients.serve $(VENV)-clients/bin/python tests/clients/clients.py
 
 check: install  ## Lint, format check, strict types
 	$(BIN)/ruff check .
@@ -63,4 +69,4 @@ lock: install  ## Resolve what the images install; needs a package index
 	$(BIN)/python scripts/lock_images.py
 
 clean:  ## Remove the environment and caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build dist
+	rm -rf $(VENV) $(VENV)-clients .mypy_cache .ruff_cache .pytest_cache build dist
