@@ -1,4 +1,4 @@
-"""What the clients of requirements.txt get from a server: ``python clients.py URL``. Exits 1 at the first that fails."""
+"""What five clients get from a server: ``python clients.py URL``. Exits 1 at the first that fails."""
 
 from __future__ import annotations
 
