@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
-from infinity_bento import __version__, catalogue, importing
+from infinity_bento import __version__, calibrate, catalogue, importing
 from infinity_bento.errors import ConfigError, LoadError
 from infinity_bento.listening import Address, require_free
 from infinity_bento.options import BOOLEAN, MODEL_OPTIONS, OPTIONS, SERVER_OPTIONS, UNSUPPORTED, Option, closest
@@ -49,6 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(_models(markdown=parsed.markdown), end="")
         elif parsed.command == "import":
             return importing.run_command(parsed, os.environ)
+        elif parsed.command == "calibrate":
+            return calibrate.run_command(parsed, os.environ)
         else:
             print(f"infinity-bento {__version__}")
     except (ConfigError, LoadError) as error:
@@ -199,6 +201,7 @@ def _parser() -> argparse.ArgumentParser:
     models = commands.add_parser("models", help="list model families and presets", allow_abbrev=False)
     models.add_argument("--markdown", action="store_true", help="as docs/models.md")
     importing.add_command(commands)
+    calibrate.add_command(commands)
     commands.add_parser("version", help="print the version", allow_abbrev=False)
     return parser
 
@@ -249,6 +252,11 @@ def _pin_local_paths(given: CommandLine, directory: Path, settings: Settings) ->
     if pinned != named:
         given["model-id"] = [join_values(pinned)]
         given["served-model-name"] = [join_values(model.served_model_name for model in settings.models)]
+    calibrations = [model.decision_calibration for model in settings.models]
+    if any(calibrations):
+        given["decision-calibration"] = [
+            join_values(str(directory / Path(name).expanduser()) if name else "" for name in calibrations)
+        ]
     if settings.huggingface_hub_cache is not None:
         given["huggingface-hub-cache"] = [str(directory / Path(settings.huggingface_hub_cache).expanduser())]
     if settings.preset is not None:

@@ -25,7 +25,7 @@ from infinity_bento.checkpoints.families import length_limit
 from infinity_bento.checkpoints.late_interaction import read_late_interaction
 from infinity_bento.checkpoints.layout import Layout
 from infinity_bento.checkpoints.learned_sparse import read_learned_sparse
-from infinity_bento.checkpoints.preflight import ModelPlan, find_files, read_plan
+from infinity_bento.checkpoints.preflight import ModelPlan, calibration_file, find_files, read_plan
 from infinity_bento.checkpoints.purpose import HeadKind
 from infinity_bento.core import ModelInfo, Pooling, Task
 from infinity_bento.engine import MODEL_STAGES
@@ -267,7 +267,7 @@ def build_heads(
     elif isinstance(backbone, StaticBackbone):
         raise AssertionError(f"a model without a transformer is no {purpose.kind.value}")
     elif purpose.kind is HeadKind.DECISION:
-        head = build_decision_protocol(plan, backbone, tokenizer)
+        head = build_decision_protocol(plan, settings, backbone, tokenizer)
     elif purpose.kind is HeadKind.LATE_INTERACTION:
         late = read_late_interaction(layout)
         head = build_late_interaction_head(layout, late, plan.family, hidden_size=backbone.hidden_size, device=device)
@@ -293,7 +293,9 @@ def build_heads(
     return heads
 
 
-def build_decision_protocol(plan: ModelPlan, backbone: AnyBackbone, tokenizer: TextTokenizer) -> DecisionProtocol:
+def build_decision_protocol(
+    plan: ModelPlan, settings: ModelSettings, backbone: AnyBackbone, tokenizer: TextTokenizer
+) -> DecisionProtocol:
     """How a decision model is asked and read."""
     assert plan.purpose.protocol is not None
     model = Model(
@@ -304,6 +306,7 @@ def build_decision_protocol(plan: ModelPlan, backbone: AnyBackbone, tokenizer: T
         max_length=tokenizer.rules.max_input_length,
         dtype=backbone.dtype,
         device=backbone.device,
+        calibration=calibration_file(settings),
     )
     return build_protocol(Protocol(plan.purpose.protocol), model)
 

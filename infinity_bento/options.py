@@ -248,6 +248,14 @@ MODEL_OPTIONS = (
         per_model=True,
         default_text="as the checkpoint says",
     ),
+    Option(
+        "decision-calibration",
+        LINE,
+        None,
+        "File of temperatures for a decision model, as `infinity-bento calibrate` writes it.",
+        per_model=True,
+        default_text="infinity_calibration.json of the checkpoint, if there is one",
+    ),
     Option("max-batch-tokens", integer(1), 16384, "Most tokens of one forward pass.", per_model=True),
     Option("max-batch-requests", integer(1), None, "Most inputs of one forward pass.", per_model=True),
     Option(

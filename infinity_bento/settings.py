@@ -55,6 +55,7 @@ class ModelSettings:
     native_encoders: bool = True
     pooling: Pooling | None = None
     decision_protocol: str | None = None
+    decision_calibration: str | None = None
     max_batch_tokens: int = 16384
     max_batch_requests: int | None = None
     max_concurrent_requests: int = 512

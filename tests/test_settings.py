@@ -35,6 +35,7 @@ EXAMPLES: dict[str, tuple[tuple[str, Any], tuple[str, Any]]] = {
     "cpu-linear": (("torch", "torch"), ("BOTH", "both")),
     "native-encoders": (("false", False), ("NO", False)),
     "decision-protocol": (("d3", "d3"), ("OneJev", "onejev")),
+    "decision-calibration": (("a.json", "a.json"), ("/b/c.json", "/b/c.json")),
     "pooling": (("last-token", Pooling.LAST_TOKEN), ("mean_sqrt_len_tokens", Pooling.MEAN_SQRT)),
     "max-batch-tokens": (("32_768", 32768), ("1", 1)),
     "max-batch-requests": (("4", 4), ("8", 8)),

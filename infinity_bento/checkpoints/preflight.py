@@ -7,6 +7,7 @@ Free of torch and transformers.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from infinity_bento.checkpoints.decisions import Protocol, find_protocol, language_model
 from infinity_bento.checkpoints.families import STATIC, Family, family_of, length_limit, refuse_generative
@@ -14,6 +15,7 @@ from infinity_bento.checkpoints.late_interaction import is_late_interaction, rea
 from infinity_bento.checkpoints.layout import Layout, max_input_length, read_layout
 from infinity_bento.checkpoints.purpose import HeadKind, Purpose, purpose_of
 from infinity_bento.checkpoints.resolve import ResolvedModel, resolve
+from infinity_bento.checkpoints.temperatures import Temperatures, in_force
 from infinity_bento.core import Pooling, Task
 from infinity_bento.errors import ConfigError
 from infinity_bento.settings import ModelSettings, Settings
@@ -63,6 +65,11 @@ def read_plan(settings: ModelSettings, found: ResolvedModel) -> ModelPlan:
     family = STATIC if layout.transformer is None else family_of(layout.config, config_file)
     if decides is not None:
         purpose = decision_purpose(*decides, pooling=settings.pooling)
+        check_calibration(settings, layout)
+    elif settings.decision_calibration is not None:
+        raise ConfigError(
+            f"--decision-calibration is for decision models, and {settings.model_id} is none: leave it out."
+        )
     else:
         purpose = purpose_of(layout, family, names=names_of(settings, layout), pooling=settings.pooling)
     if purpose.kind is HeadKind.EMBEDDING:
@@ -84,6 +91,21 @@ def decision_purpose(protocol: Protocol, reason: str, *, pooling: Pooling | None
     if pooling is not None:
         raise ConfigError(f"--pooling {pooling.value} cannot be used with a decision model ({protocol}): leave it out.")
     return Purpose(HeadKind.DECISION, (Task.DECIDE,), reason, protocol=protocol)
+
+
+def check_calibration(settings: ModelSettings, layout: Layout) -> None:
+    """Read the calibration that will be in force.
+
+    Raises:
+        LoadError: Its file is missing or malformed.
+    """
+    in_force(Temperatures(), layout.path, calibration_file(settings))
+
+
+def calibration_file(settings: ModelSettings) -> Path | None:
+    """The option ``decision-calibration`` as a path."""
+    name = settings.decision_calibration
+    return None if name is None else Path(name).expanduser()
 
 
 def names_of(settings: ModelSettings, layout: Layout) -> str:

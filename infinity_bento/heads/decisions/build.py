@@ -37,6 +37,7 @@ class Model:
     max_length: int  # tokens of a sequence
     dtype: torch.dtype
     device: torch.device
+    calibration: Path | None = None  # a file of temperatures; None: that of the checkpoint, if there is one
 
 
 def build_protocol(protocol: Protocol, model: Model) -> DecisionProtocol:
@@ -49,7 +50,7 @@ def build_protocol(protocol: Protocol, model: Model) -> DecisionProtocol:
     folder, tokenizer = model.folder, model.tokenizer
     if protocol is Protocol.LAYA:
         spec = read_laya(folder)
-        temperatures = in_force(spec.temperatures, folder)
+        temperatures = in_force(spec.temperatures, folder, model.calibration)
         return load_laya(
             folder,
             spec,
@@ -61,11 +62,11 @@ def build_protocol(protocol: Protocol, model: Model) -> DecisionProtocol:
         )
     if protocol is Protocol.CLEF:
         rows = output_matrix(folder, bool(model.config.get("tie_word_embeddings"))).to(model.device)
-        temperatures = in_force(Temperatures(), folder)
+        temperatures = in_force(Temperatures(), folder, model.calibration)
         return load_clef(folder, tokenizer, rows, temperatures, max_length=model.max_length, device=model.device)
     if protocol is Protocol.PPLX_JOINT:
         joint = read_joint(folder)
-        temperatures = in_force(joint.temperatures, folder)
+        temperatures = in_force(joint.temperatures, folder, model.calibration)
         return load_joint(
             folder,
             joint,
@@ -129,5 +130,5 @@ def _read(
     softcap: float | None = None,
 ) -> ReadoutProtocol:
     writer = ReadoutWriter(model.tokenizer.backend_tokenizer, prompt, codes, model.max_length)
-    temperatures = in_force(own, model.folder)
+    temperatures = in_force(own, model.folder, model.calibration)
     return ReadoutProtocol(protocol, writer, rows.to(model.device, torch.float32), temperatures, softcap=softcap)
