@@ -11,8 +11,9 @@ from dataclasses import asdict, dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from infinity_bento.core import FloatArray
 from infinity_bento.decisions import Decision
+
+Floats = NDArray[np.float64]
 
 BINS = 15  # of the expected calibration error, equally wide
 LOWEST, HIGHEST = 0.05, 20.0  # a best temperature beyond is a sign of too few answers
@@ -22,7 +23,7 @@ LOWEST, HIGHEST = 0.05, 20.0  # a best temperature beyond is a sign of too few a
 class Sample:
     """One answered question, and which of its options is right."""
 
-    logits: NDArray[np.float64]  # up to a constant
+    logits: Floats  # up to a constant
     label: int
     temperature: float  # that the server divides by now
 
@@ -67,7 +68,7 @@ def figures(samples: Sequence[Sample], temperature: float | None = None) -> Figu
     )
 
 
-def expected_calibration_error(confidence: FloatArray, right: FloatArray) -> float:
+def expected_calibration_error(confidence: Floats, right: Floats) -> float:
     """Mean over ``BINS`` bins of |mean confidence - accuracy|, weighted by their answers.
 
     Args:
@@ -103,8 +104,8 @@ def best_temperature(samples: Sequence[Sample]) -> float:
     return 2 / (low + high)
 
 
-def softmax(logits: FloatArray) -> FloatArray:
+def softmax(logits: Floats) -> Floats:
     """Over the last axis."""
     powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    rows: FloatArray = powers / powers.sum(axis=-1, keepdims=True)
+    rows: Floats = powers / powers.sum(axis=-1, keepdims=True)
     return rows
