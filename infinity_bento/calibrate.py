@@ -69,7 +69,7 @@ def read_data(file: Path) -> list[Labelled]:
         ConfigError: The file cannot be read, or a line is wrong; names the line.
     """
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = file.read_text(encoding="utf-8").split("\n")  # JSON texts may hold other line ends
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--data {file} cannot be read ({error}); give a JSONL file in UTF-8.") from error
     found = []

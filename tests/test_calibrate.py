@@ -189,3 +189,17 @@ def test_held_out_lines_are_not_fitted_to() -> None:
     assert (whole.fitted_on, whole.held_out) == (100, 0)
     assert (part.fitted_on, part.held_out) == (80, 20)
     assert part == again and part.temperature != whole.temperature
+
+
+def test_a_relative_file_is_meant_from_where_the_command_was_given(tmp_path: Path) -> None:
+    """BentoML changes the directory."""
+    options = {"model-id": ["a;b"], "decision-calibration": ["c.json;"]}
+    arguments = cli.plan_launch(options, {}, tmp_path).arguments
+    assert f"decision_calibration={tmp_path / 'c.json'};" in arguments
+
+
+def test_a_line_may_hold_other_line_ends(tmp_path: Path) -> None:
+    file = tmp_path / "data.jsonl"
+    file.write_text(json.dumps(LINE | {"state": "a\u2028b\x85c"}, ensure_ascii=False) + "\n", encoding="utf-8")
+    (line,) = read_data(file)
+    assert line.request.state == "a\u2028b\x85c"
