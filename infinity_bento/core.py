@@ -106,7 +106,7 @@ class Encoded:
     input_ids: list[int]
     token_type_ids: list[int] | None = None  # None: all zero
     prompt_length: int = 0  # leading tokens that pooling leaves out where the checkpoint says include_prompt=false
-    truncated_from: int | None = None  # token count before truncation; None: nothing was cut
+    truncated_from: int | None = None  # tokens before truncation, of a far longer text at least; None: nothing was cut
     characters: int = 0  # Unicode scalars of the caller's text, prompt excluded; ids count one each
     # Late interaction and learned sparse vectors.
     attended: int | None = None  # leading tokens that may be attended to; the others only ask. None: all
@@ -165,7 +165,7 @@ class Usage:
 
     tokens: int  # after prompt, special tokens and truncation
     characters: int = 0
-    truncated_from: int | None = None  # tokens before truncation; None: nothing was cut
+    truncated_from: int | None = None  # tokens before truncation, of a far longer text at least; None: nothing was cut
 
 
 @dataclass(slots=True)

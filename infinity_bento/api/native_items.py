@@ -133,7 +133,9 @@ class _Result(BaseModel):
 
 class _Counted(_Result):
     tokens: int | None = Field(None, description="Tokens computed, after truncation.")
-    truncated_from: int | None = Field(None, description="Tokens before truncation; null: nothing was cut.")
+    truncated_from: int | None = Field(
+        None, description="Tokens before truncation (of a far longer text at least so many); null: nothing was cut."
+    )
 
 
 class EmbedResult(_Counted):
@@ -160,7 +162,9 @@ class Ranked(BaseModel):
 
     index: int
     score: float
-    truncated_from: int | None = Field(None, description="Tokens of the pair before truncation; null: not cut.")
+    truncated_from: int | None = Field(
+        None, description="Tokens of the pair before truncation (of far longer texts at least so many); null: not cut."
+    )
 
 
 class RerankResult(_Result):

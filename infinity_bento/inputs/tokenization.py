@@ -10,6 +10,7 @@ from typing import Any
 from infinity_bento.core import Encoded, InputType, Item, TokenSpans, TruncationDirection
 from infinity_bento.errors import EmptyInput, InfinityError, InputTooLong, InvalidInput, LoadError
 from infinity_bento.inputs.pairs import kept_tokens, pair_of, refuse_prompt
+from infinity_bento.inputs.shortening import CHARACTERS_PER_TOKEN, Shortener
 from infinity_bento.inputs.spans import SpanReader
 from infinity_bento.inputs.templates import PUBLISHED, PairTemplate, PairWriter, Written, from_chat_template
 from infinity_bento.inputs.tokenizer_files import load_tokenizer_files, tokenizer_options
@@ -80,6 +81,7 @@ class TextTokenizer:
         around = _added_tokens(backend)
         self._head, self._tail = map(len, around)
         self._spans = SpanReader(backend, special_ids, unknown_id)
+        self._shortener = Shortener(backend)
         self._writer = PairWriter(backend, template, around) if template is not None else None
         if rules.max_input_length <= self._head + self._tail:
             raise LoadError(
@@ -162,9 +164,10 @@ class TextTokenizer:
             return self._given(item, item.token_ids)
         if pair is None:
             prompt = self._prompt(item)
-            texts.add(index, self._cased(prompt + self._text(item)), prompt)
+            texts.add(index, self._shortened(item, self._cased(prompt + self._text(item))), prompt)
             return None
-        query, document = self._cased(pair[0]), self._cased(pair[1])
+        query = self._cased(pair[0])
+        document = self._shortened(item, self._cased(pair[1]), query)
         if self._writer is None:
             refuse_prompt(item)
             texts.add(index, (query, document), "")
@@ -193,6 +196,21 @@ class TextTokenizer:
 
     def _cased(self, text: str) -> str:
         return text.lower() if self.rules.lower_case else text
+
+    def _shortened(self, item: Item, text: str, query: str = "") -> str:
+        """As much of a far too long text as its kept tokens depend on; all of it where its length is to be told.
+
+        The document of a pair stays the longer side, so that both sides keep what they would.
+        """
+        limit = self.rules.max_input_length
+        if (
+            not self._truncates(item)
+            or item.truncation_direction == "left"
+            or len(text) <= limit * CHARACTERS_PER_TOKEN
+        ):
+            return text
+        tokens = max(limit, self._shortener.count(query) + 1) if query else limit
+        return self._shortener.shortened(text, tokens)
 
     def _text(self, item: Item) -> str:
         if not item.text:
@@ -272,11 +290,13 @@ class TextTokenizer:
             characters=_characters(item),
         )
 
+    def _truncates(self, item: Item) -> bool:
+        return self.rules.auto_truncate if item.truncate is None else item.truncate
+
     def _limit(self, item: Item, total: int) -> int:
         """The length limit, if ``total`` may be cut to it."""
         limit = self.rules.max_input_length
-        truncate = self.rules.auto_truncate if item.truncate is None else item.truncate
-        if total > limit and not truncate:
+        if total > limit and not self._truncates(item):
             raise InputTooLong(
                 f"The input has {total} tokens, more than the limit of {limit}: shorten it, or set truncate to true."
             )

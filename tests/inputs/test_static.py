@@ -15,7 +15,7 @@ from infinity_bento.inputs.tokenization import TextRules, TextTokenizer
 from tests import tiny
 from tests import tiny_retrieval as made
 
-LONG = "no " * 5000
+LONG = "no " * 5000  # cut before tokenising, so its tokens are not all counted
 
 
 def rules(limit: int = 16384, **kwargs: Any) -> TextRules:
@@ -42,7 +42,7 @@ def test_static_texts_get_no_special_tokens_and_have_no_limit_of_their_own(folde
     assert encode(tokenizer, "no", prompt_name="query").input_ids == [tokenizer.token_id("yes"), no]
     assert len(encode(tokenizer, LONG)) == 5000
     cut = encode(load_static_tokenizer(folder, rules(100)), LONG)
-    assert (len(cut), cut.truncated_from) == (100, 5000)
+    assert len(cut) == 100 and 100 < (cut.truncated_from or 0) <= 5000
 
 
 def test_the_truncation_of_tokenizer_json_holds(folder: Path) -> None:
@@ -50,7 +50,7 @@ def test_the_truncation_of_tokenizer_json_holds(folder: Path) -> None:
     cutting = {"direction": "Right", "max_length": 7, "strategy": "LongestFirst", "stride": 0}
     file.write_text(json.dumps(json.loads(file.read_text()) | {"truncation": cutting}))
     cut = encode(load_static_tokenizer(folder, rules()), LONG)
-    assert (len(cut), cut.truncated_from) == (7, 5000)
+    assert len(cut) == 7 and 7 < (cut.truncated_from or 0) <= 5000
 
 
 def test_a_damaged_tokenizer_is_refused(folder: Path) -> None:

@@ -250,7 +250,7 @@ def test_close_finishes_what_was_queued() -> None:
 
 def test_a_long_text_leaves_other_threads_running() -> None:
     """The library lets go of the GIL: this thread keeps ticking while a worker tokenises a megabyte."""
-    pool = TokenizerPool(tokenizer(), 1)
+    pool = TokenizerPool(tokenizer(max_input_length=10**6), 1)  # so that all of it is tokenised
     collected = Collected(1)
     pool.submit([item("a b c d " * 131072)], collected.into(0))  # type: ignore[arg-type]
     ticks = 0
