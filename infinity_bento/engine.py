@@ -284,6 +284,8 @@ class Engine:
             for model in self._models.values():
                 model.close()
             self._models.clear()
+        if self.metrics is not None:
+            self.metrics.book()
 
     def __enter__(self) -> Engine:
         return self

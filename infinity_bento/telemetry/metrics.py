@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from infinity_bento.core import Task, Timing
+from infinity_bento.telemetry.ledger import Ledger
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -86,7 +87,8 @@ class Metrics:
 
     def __init__(self, registry: CollectorRegistry | None = None, *, max_input_length: int = 32768) -> None:
         self.registry = registry if registry is not None else CollectorRegistry()
-        self._queued: dict[str, int] = {}
+        self._ledger = Ledger(self._book_queues)
+        self._queued: dict[str, tuple[int, int]] = {}  # inputs and tokens by model
         self._declare_tei(max_input_length)
         self._declare_own()
 
@@ -104,23 +106,20 @@ class Metrics:
             failed: Inputs with an error of their own; the request as a whole is no success then.
         """
         kind = "predict" if task in _PREDICT_TASKS else "embed"
-        self._inference_success[kind].inc(len(tokens))
+        self._ledger.add(self._inference_success[kind], len(tokens))
         if failed == 0:
-            self._success[len(tokens) == 1].inc()
+            self._ledger.add(self._success[len(tokens) == 1], 1)
+        self._ledger.add(self._tokens_of(model), sum(tokens))
         stages = (seconds, timing.tokenize_seconds, timing.queue_seconds, timing.inference_seconds)
-        for request_histogram, task_histogram, value in zip(
-            self._durations["request"], self._durations[kind], stages, strict=True
-        ):
-            request_histogram.observe(value)
-            task_histogram.observe(value)
-        for length in tokens:
-            self._input_length.observe(length)
-        self._tokens.labels(model).inc(sum(tokens))
+        observed = [*zip(self._durations["request"], stages, strict=True)]
+        observed += zip(self._durations[kind], stages, strict=True)
+        observed += [(self._input_length, length) for length in tokens]
+        self._ledger.observe(observed)
 
     def count_request(self, task: Task, inputs: int) -> None:
         """Count a request that was understood and is about to run."""
-        self._count[inputs == 1].inc()
-        self._inference_count["predict" if task in _PREDICT_TASKS else "embed"].inc(inputs)
+        self._ledger.add(self._count[inputs == 1], 1)
+        self._ledger.add(self._inference_count["predict" if task in _PREDICT_TASKS else "embed"], inputs)
 
     def count_error(self, code: str) -> None:
         """Count a request that failed with this stable code (``InfinityError.code`` or ``client_gone``)."""
@@ -145,20 +144,40 @@ class Metrics:
 
     def set_queue(self, model: str, inputs: int, tokens: int) -> None:
         """Say what waits for this model now."""
-        self._queued[model] = inputs
-        self._queue_size.set(sum(self._queued.values()))
-        self._queue_inputs.labels(model).set(inputs)
-        self._queue_tokens.labels(model).set(tokens)
+        self._queued[model] = inputs, tokens
+        self._ledger.touch()
 
     def observe_batch(self, model: str, inputs: int, tokens: int) -> None:
         """Record the size of one forward pass."""
-        self._batch_next_size.observe(inputs)
-        self._batch_next_tokens.observe(tokens)
-        self._batch_inputs.labels(model).observe(inputs)
-        self._batch_tokens.labels(model).observe(tokens)
+        self._ledger.observe(
+            [
+                (self._batch_next_size, inputs),
+                (self._batch_next_tokens, tokens),
+                (self._batch_inputs.labels(model), inputs),
+                (self._batch_tokens.labels(model), tokens),
+            ]
+        )
+
+    def book(self) -> None:
+        """Have everything up to now in what other processes render; it is within a quarter of a second anyway."""
+        self._ledger.book()
+
+    def _book_queues(self) -> None:
+        queued = dict(self._queued)
+        self._queue_size.set(sum(inputs for inputs, _ in queued.values()))
+        for model, (inputs, tokens) in queued.items():
+            self._queue_inputs.labels(model).set(inputs)
+            self._queue_tokens.labels(model).set(tokens)
+
+    def _tokens_of(self, model: str) -> Counter:
+        counter = self._model_tokens.get(model)
+        if counter is None:
+            counter = self._model_tokens[model] = self._tokens.labels(model)
+        return counter
 
     def render(self) -> bytes:
         """The Prometheus text of this process, or of all processes in multi-process mode."""
+        self.book()
         registry = self.registry
         folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
         if folder:
@@ -199,6 +218,7 @@ class Metrics:
 
     def _declare_own(self) -> None:
         self._tokens = self._counter("infinity_tokens", "Tokens answered, after truncation", "model")
+        self._model_tokens: dict[str, Counter] = {}
         self._errors = self._counter("infinity_errors", "Requests refused or failed, by stable code", "code")
         self._truncated = self._counter("infinity_truncated_inputs", "Inputs cut to the length limit", "model")
         self._shared = self._counter(
