@@ -134,6 +134,7 @@ async def measure(options: argparse.Namespace, url: str, engine: Side, workload:
             for clients in order:
                 if clients == 0:
                     inside.append(len(workload.texts) / engine.ask(workload, True)["s"])
+                    await asyncio.sleep(0.05)  # to hear of connections that the server has closed meanwhile
                     continue
                 before = await sender.client.get_text("/metrics")
                 outside[clients].append(await send_round(sender, workload, reference_BD, clients))

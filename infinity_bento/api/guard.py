@@ -19,8 +19,8 @@ from infinity_bento.telemetry.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
-# Answers that come sooner cost one timer; only slower ones get a task that watches for the client hanging up.
-WATCH_AFTER_SECONDS = 0.005
+# How often requests in flight are looked at: whether their client has hung up, and whether their time is over.
+LOOK_SECONDS = 0.05
 _KEPT_TEXT_BYTES = 2048
 
 
@@ -40,6 +40,7 @@ class Guard:
         self.metrics = metrics
         self.timeout_seconds = settings.request_timeout_seconds
         self.payload_limit = settings.payload_limit
+        self.in_flight = _InFlight()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the application under guard."""
@@ -47,6 +48,32 @@ class Guard:
             await _Exchange(self, scope, receive, send).run()
         else:
             await self.app(scope, receive, send)
+
+
+class _InFlight:
+    """The requests in flight, looked at in turn: one timer for all, however many there are."""
+
+    def __init__(self) -> None:
+        self._exchanges: dict[_Exchange, None] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None  # the one that the timer runs in
+
+    def add(self, exchange: _Exchange, loop: asyncio.AbstractEventLoop) -> None:
+        self._exchanges[exchange] = None
+        if self._loop is not loop:
+            self._loop = loop
+            loop.call_later(LOOK_SECONDS, self._look, loop)
+
+    def remove(self, exchange: _Exchange) -> None:
+        self._exchanges.pop(exchange, None)
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        now = loop.time()
+        for exchange in list(self._exchanges):
+            exchange.look(now)
+        if self._exchanges:
+            loop.call_later(LOOK_SECONDS, self._look, loop)
+        else:
+            self._loop = None
 
 
 class _Exchange:
@@ -58,6 +85,8 @@ class _Exchange:
 
     __slots__ = (
         "_body_complete",
+        "_connection",
+        "_deadline",
         "_end_error",
         "_ended_here",
         "_finished",
@@ -73,7 +102,6 @@ class _Exchange:
         "_slow",
         "_started",
         "_task",
-        "_timer",
         "_watcher",
     )
 
@@ -82,7 +110,10 @@ class _Exchange:
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.current_task()
         self._reader = self._task
-        self._timer: asyncio.TimerHandle | None = None
+        # uvicorn says whether the client is still there; of other servers it can only be awaited, in a task.
+        connection = getattr(receive, "__self__", None)
+        self._connection = connection if isinstance(getattr(connection, "disconnected", None), bool) else None
+        self._deadline: float | None = None  # in the event loop's time
         self._watcher: asyncio.Task[None] | None = None
         self._body_complete = self._slow = self._started = self._finished = False
         self._received_bytes = 0
@@ -92,11 +123,11 @@ class _Exchange:
         self._held_text = b""
 
     async def run(self) -> None:
-        """Run the application; afterwards no timer and no task of this exchange is left."""
+        """Run the application; afterwards no task of this exchange is left."""
         if not self._guard.index.is_open(self._scope["method"], self._scope["path"]):
             limit = self._guard.timeout_seconds
-            delay = min(WATCH_AFTER_SECONDS, limit) if limit else WATCH_AFTER_SECONDS
-            self._timer = self._loop.call_later(delay, self._become_slow)
+            self._deadline = self._loop.time() + limit if limit else None
+            self._guard.in_flight.add(self, self._loop)
         broken = False
         try:
             check_declared_size(self._scope, self._guard.payload_limit)
@@ -131,7 +162,7 @@ class _Exchange:
             await asyncio.sleep(0)  # the cancellation arrives here
         if message["type"] != "http.request" or not message.get("more_body", False):
             self._body_complete = True
-            if self._slow:
+            if self._slow and self._connection is None:
                 self._watch_now()
         return message
 
@@ -179,18 +210,18 @@ class _Exchange:
         self._started = self._finished = True
         await reply(self._scope, self.receive, self._send)
 
-    def _become_slow(self) -> None:
-        """No answer yet: from now on watch the client, and the clock."""
+    def look(self, now: float) -> None:
+        """No answer yet: end the application if the client has hung up, or if it took too long."""
         self._slow = True
-        self._timer = None
-        limit = self._guard.timeout_seconds
-        if limit:
-            self._timer = self._loop.call_later(max(0.0, limit - WATCH_AFTER_SECONDS), self._expire)
-        if self._body_complete:
-            self._watch_now()
+        if self._deadline is not None and now >= self._deadline:
+            self._expire()
+        elif self._connection is None:
+            if self._body_complete:
+                self._watch_now()
+        elif self._connection.disconnected:
+            self._end(None)
 
     def _expire(self) -> None:
-        self._timer = None
         limit = self._guard.timeout_seconds
         error = DeadlineExceeded(
             f"The request was not answered within {limit:g} s (request_timeout_seconds) and was dropped. "
@@ -206,7 +237,7 @@ class _Exchange:
     async def _watch(self) -> None:
         """Wait for the client to hang up; end the application if it has not answered by then."""
         while (await self._receive())["type"] != "http.disconnect":
-            await asyncio.sleep(WATCH_AFTER_SECONDS)  # not all servers block once the body is out; never spin
+            await asyncio.sleep(LOOK_SECONDS)  # not all servers block once the body is out; never spin
         self._end(None)
 
     def _end(self, error: InfinityError | None) -> None:
@@ -235,9 +266,7 @@ class _Exchange:
             await self._reply(self._guard.index.dialect_of(self._scope["path"]).reply(error))
 
     def _stop_watching(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._guard.in_flight.remove(self)
         if self._watcher is not None:
             self._watcher.cancel()
 

@@ -19,6 +19,14 @@ from infinity_bento.errors import Overloaded
 # Smaller pieces cost more per token than sharing them gains.
 LEAST_SHARE = 512
 
+# Where many callers wait for one input each, a batch of a size that costs little more per token is worth it, if it
+# leaves something for the next taker: whoever is answered comes back a few milliseconds later, and a taker that finds
+# nothing would stand idle for so long.
+LEAST_TURN = 160
+CALLERS_PER_SHARE = 4
+# How much of the most that was seen in flight counts on, batch by batch.
+_FADING = 0.8
+
 
 class Patience(NamedTuple):
     """How a taker waits for a fuller batch: up to ``seconds`` until ``tokens`` wait, while ``worthwhile()``.
@@ -56,6 +64,9 @@ class Batcher:
         self._on_dropped = on_dropped
         self._entries: deque[Entry] = deque()
         self._tokens = 0
+        self._out = 0  # tokens taken and not finished
+        self._callers = 0  # entries waiting or taken that are all their caller asked for
+        self._most_tokens = self._most_callers = 0.0  # seen in flight lately
         self._closed = False
         self._lock = threading.Lock()
         self._waiting: list[threading.Condition] = []  # takers that sleep, the last one to come at the end
@@ -83,6 +94,7 @@ class Batcher:
                 )
             self._entries.extend(entries)
             self._tokens += tokens
+            self._callers += callers(entries)
             # One waiting lane is enough: it wakes the next one if it leaves something behind.
             self._wake()
 
@@ -111,11 +123,11 @@ class Batcher:
         with self._lock:
             while True:
                 if patience is not None:
-                    self._wait_for_more(patience)
-                share = max(LEAST_SHARE, -(-self._tokens // sharers))
-                dropped = self._fill(batch, budget if sharers == 1 else min(budget, share))
+                    self._wait_for_more(patience, self._share(sharers))
+                dropped = self._fill(batch, budget if sharers == 1 else min(budget, self._share(sharers)))
                 if dropped:
                     self._on_dropped(dropped)
+                self._out += sum(entry.tokens for entry in batch)
                 if batch or self._closed or not block:
                     break
                 self._sleep()
@@ -123,10 +135,25 @@ class Batcher:
                 self._wake()
         return None if self._closed and not batch else batch
 
-    def _wait_for_more(self, patience: Patience) -> None:
+    def finished(self, entries: Sequence[Entry]) -> None:
+        """What was taken is computed; to be said before it is answered."""
+        with self._lock:
+            self._most_tokens = max(self._tokens + self._out, _FADING * self._most_tokens)
+            self._most_callers = max(self._callers, _FADING * self._most_callers)
+            self._out -= sum(entry.tokens for entry in entries)
+            self._callers -= callers(entries)
+
+    def _share(self, sharers: int) -> int:
+        """Tokens that one of several takers is to take."""
+        if self._most_callers >= CALLERS_PER_SHARE * (sharers + 1):
+            # One share is on its way back to its callers, or waits for the first taker that is done.
+            return max(LEAST_TURN, int(max(self._most_tokens, self._tokens + self._out)) // (sharers + 1))
+        return max(LEAST_SHARE, -(-self._tokens // sharers))
+
+    def _wait_for_more(self, patience: Patience, share: int) -> None:
         """While something waits, but little, and others are computing: give it a moment to become more."""
         deadline = time.perf_counter() + patience.seconds
-        while 0 < self._tokens < patience.tokens and not self._closed and patience.worthwhile():
+        while 0 < self._tokens < min(patience.tokens, share) and not self._closed and patience.worthwhile():
             before, left = self._tokens, deadline - time.perf_counter()
             if left <= 0:
                 return
@@ -154,6 +181,7 @@ class Batcher:
             entry = self._entries[0]
             if entry.ticket.abandoned:
                 dropped += 1
+                self._callers -= callers([entry])
             elif batch and (tokens + entry.tokens > budget or len(batch) == self.max_requests):
                 break
             else:
@@ -170,6 +198,12 @@ class Batcher:
             left = list(self._entries)
             self._entries.clear()
             self._tokens = 0
+            self._callers -= callers(left)
             while self._waiting:
                 self._wake()
         return left
+
+
+def callers(entries: Sequence[Entry]) -> int:
+    """How many of these are all that their caller asked for."""
+    return sum(len(entry.ticket.items) == 1 for entry in entries)

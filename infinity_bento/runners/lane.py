@@ -139,7 +139,9 @@ class Lane(threading.Thread):
                 try:
                     self._set_threads(alone=busy == 1 and self._in_flight() <= len(entries))
                     launched = self._launch(entries)
-                    if launched is not None and not self._plan.prefetch:
+                    if launched is None:  # answered one by one
+                        self._batcher.finished(entries)
+                    elif not self._plan.prefetch:
                         self._collect(launched)
                         launched = None
                 finally:
@@ -174,6 +176,10 @@ class Lane(threading.Thread):
 
     def _collect(self, launched: _Launched) -> None:
         """Answer the entries of a launched batch."""
+        self._batcher.finished(launched.entries)  # before its callers come back
+        self._resolve(launched)
+
+    def _resolve(self, launched: _Launched) -> None:
         try:
             outputs = self._runner.collect(launched.rows, launched.batch, [entry.item for entry in launched.entries])
             seconds = time.perf_counter() - launched.started
@@ -197,7 +203,7 @@ class Lane(threading.Thread):
                 continue
             launched = self._launch([entry])
             if launched is not None:
-                self._collect(launched)
+                self._resolve(launched)
 
 
 def _outcome(entry: Entry, output: Any, started: float, seconds: float) -> Outcome:

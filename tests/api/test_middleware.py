@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, StreamingRespon
 from starlette.routing import Route
 
 from infinity_bento.api.app import StraightWay, create_app, harden
+from infinity_bento.api.guard import LOOK_SECONDS
 from infinity_bento.api.protocol import ApiSettings
 from infinity_bento.telemetry.metrics import Metrics
 from tests.api.fakes import FakeEngine, client_for
@@ -277,39 +278,46 @@ async def test_no_limit_means_none() -> None:
     assert (await request).status == 200
 
 
-async def test_an_immediate_answer_costs_no_task_and_leaves_no_timer(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+async def looks(monkeypatch: pytest.MonkeyPatch) -> list[asyncio.TimerHandle]:
+    """The looks at requests in flight that this loop is asked for, from now on."""
     loop = asyncio.get_running_loop()
     handles: list[asyncio.TimerHandle] = []
     call_later = loop.call_later
 
-    def recording(*args: Any, **kwargs: Any) -> asyncio.TimerHandle:
-        handles.append(call_later(*args, **kwargs))
-        return handles[-1]
+    def recording(delay: float, callback: Any, *args: Any, **kwargs: Any) -> asyncio.TimerHandle:
+        handle = call_later(delay, callback, *args, **kwargs)
+        if "_InFlight" in repr(callback):
+            handles.append(handle)
+        return handle
 
     monkeypatch.setattr(loop, "call_later", recording)
-    connection = Connection("/v1/embeddings", OPENAI_BODY)
-    await connection.run(app_for(FakeEngine()))
-    assert connection.status == 200 and connection.receive_calls == 1
-    assert handles and all(handle.cancelled() for handle in handles) and not other_tasks()
+    return handles
 
 
-async def test_a_slow_answer_leaves_no_timer_either(monkeypatch: pytest.MonkeyPatch) -> None:
-    loop = asyncio.get_running_loop()
-    handles: list[asyncio.TimerHandle] = []
-    call_later = loop.call_later
+async def test_immediate_answers_cost_no_task_and_share_one_timer_which_ends(looks: list[Any]) -> None:
+    app = app_for(FakeEngine())
+    connections = [Connection("/v1/embeddings", OPENAI_BODY) for _ in range(20)]
+    await asyncio.gather(*(connection.run(app) for connection in connections))
+    assert all(connection.status == 200 and connection.receive_calls == 1 for connection in connections)
+    assert not other_tasks() and len(looks) == 1
+    await asyncio.sleep(3 * LOOK_SECONDS)
+    assert len(looks) == 1  # it found nothing in flight
 
-    def recording(*args: Any, **kwargs: Any) -> asyncio.TimerHandle:
-        handles.append(call_later(*args, **kwargs))
-        return handles[-1]
 
+async def test_slow_answers_share_one_timer_too(looks: list[Any]) -> None:
     engine = FakeEngine(wait=asyncio.Event())
     assert engine.wait is not None
-    monkeypatch.setattr(loop, "call_later", recording)
-    loop.call_at(loop.time() + 0.03, engine.wait.set)
-    connection = await Connection("/v1/embeddings", OPENAI_BODY).run(app_for(engine))
-    assert connection.status == 200
-    assert len(handles) == 2 and handles[1].cancelled()  # the first one fired and armed the time limit
+    loop = asyncio.get_running_loop()
+    started = loop.time()
+    loop.call_at(started + 2.5 * LOOK_SECONDS, engine.wait.set)
+    app = app_for(engine)
+    answers = await asyncio.gather(*(Connection("/v1/embeddings", OPENAI_BODY).run(app) for _ in range(20)))
+    assert {connection.status for connection in answers} == {200}
+    assert 2 <= len(looks) <= (loop.time() - started) / LOOK_SECONDS + 1  # one after the other, for all twenty
     await until(lambda: not other_tasks())
+    await asyncio.sleep(3 * LOOK_SECONDS)
+    assert looks[-1].when() < loop.time()  # and no further one
 
 
 KEY = {"api_key": "s3cret"}

@@ -10,6 +10,7 @@ from typing import Any
 import uvicorn
 
 from infinity_bento.api.app import create_app
+from infinity_bento.api.guard import LOOK_SECONDS
 from infinity_bento.api.protocol import ApiSettings
 from infinity_bento.telemetry.metrics import Metrics
 from tests.api.fakes import FakeEngine
@@ -60,13 +61,28 @@ async def test_closing_the_socket_cancels_the_engine_call() -> None:
     assert 'infinity_errors_total{code="client_gone"} 1.0' in metrics.render().decode()
 
 
+async def test_no_task_watches_a_client_that_the_server_itself_watches() -> None:
+    engine = FakeEngine(wait=asyncio.Event())
+    assert engine.wait is not None
+    async with serving(engine) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(request("/embed", b'{"inputs": "a"}'))
+        await asyncio.sleep(3 * LOOK_SECONDS)
+        assert engine.submitted and not [
+            task for task in asyncio.all_tasks() if "Exchange._watch" in repr(task.get_coro())
+        ]
+        engine.wait.set()
+        assert (await answer(reader))[0] == 200
+        writer.close()
+
+
 async def test_one_connection_serves_many_requests_slow_and_fast() -> None:
     engine = FakeEngine(wait=asyncio.Event())
     assert engine.wait is not None
     async with serving(engine) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(request("/embed", b'{"inputs": "a"}'))
-        await asyncio.sleep(0.05)  # the watcher is at work now
+        await asyncio.sleep(2 * LOOK_SECONDS)  # it has been looked at
         engine.wait.set()
         assert (await answer(reader))[0] == 200
         for body, status in ((b'{"inputs": "a"}', 200), (b"{", 400), (b'{"inputs": "a"}', 200)):

@@ -149,6 +149,56 @@ def test_a_short_queue_is_not_shared() -> None:
     assert len(sizes(batcher.take(1024, sharers=2))) == 20
 
 
+def test_many_callers_are_served_in_shares_that_leave_something_for_the_next_taker() -> None:
+    batcher = Batcher(16384, max_queue_tokens=10**6)
+    batcher.put([entry(20) for _ in range(60)])
+    first = batcher.take(1024, sharers=2)
+    assert first is not None and sum(sizes(first)) == 600  # nothing is known of them yet
+    batcher.finished(first)
+    taken = batcher.take(1024, sharers=2)
+    assert taken is not None and sum(sizes(taken)) == 400  # a third of the 1,200 seen in flight
+    batcher.put([entry(20) for _ in range(30)])  # the first callers are back
+    other = batcher.take(1024, sharers=2)
+    assert other is not None and sum(sizes(other)) == 400
+    assert batcher.queued_tokens == 400
+
+
+def test_the_shares_of_few_callers_and_of_large_requests_are_those_of_the_takers_alone() -> None:
+    request = Ticket([Item(Task.EMBED, text="x")] * 60, lambda: None)
+    for entries in ([entry(20) for _ in range(8)], [entry(20, request) for _ in range(60)]):
+        batcher = Batcher(16384, max_queue_tokens=10**6)
+        for _ in range(2):
+            batcher.put(entries)
+            taken = batcher.take(1024, sharers=2)
+            assert taken is not None and sum(sizes(taken)) == min(600, 20 * len(entries))
+            batcher.finished(taken)
+            while batcher.queued_tokens:
+                batcher.finished(batcher.take(1024, sharers=2) or [])
+
+
+def test_what_was_seen_in_flight_fades() -> None:
+    batcher = Batcher(16384, max_queue_tokens=10**6)
+    batcher.put([entry(20) for _ in range(60)])
+    batcher.finished(batcher.take(2048) or [])
+    for _ in range(10):  # one caller after the other
+        batcher.put([entry(20)])
+        batcher.finished(batcher.take(1024, sharers=2) or [])
+    batcher.put([entry(20) for _ in range(40)])
+    taken = batcher.take(1024, sharers=2)
+    assert taken is not None and sum(sizes(taken)) == 500  # the least share, as for takers alone
+
+
+def test_callers_who_go_are_counted_no_more() -> None:
+    batcher = Batcher(16384, max_queue_tokens=10**6)
+    entries = [entry(20) for _ in range(30)]
+    batcher.put(entries)
+    for gone in entries[:29]:
+        gone.ticket.abandon()
+    assert batcher.take(1024, sharers=2) == entries[29:]
+    batcher.finished(entries[29:])
+    assert (batcher._callers, batcher._out, batcher._most_callers) == (0, 0, 1)
+
+
 def taken_in_thread(batcher: Batcher, patience: Patience) -> tuple[threading.Thread, list[list[int]]]:
     results: list[list[int]] = []
     thread = threading.Thread(target=lambda: results.append(sizes(batcher.take(patience=patience))), daemon=True)
