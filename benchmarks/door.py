@@ -10,18 +10,12 @@ import argparse
 import asyncio
 import os
 import random
-import socket
 import statistics
-import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-
-import httpx
 
 from benchmarks import common
 from benchmarks.client import Client, parse_target
@@ -29,10 +23,9 @@ from benchmarks.common import BenchmarkError, FloatArray
 from benchmarks.dialects import DIALECTS
 from benchmarks.http import BATCH_SIZE, mean_between
 from benchmarks.inprocess import OURS, Side
+from benchmarks.servers import free_port, our_command, running
 from benchmarks.traffic import Record, Sender, closed_loop, fast_loop, until
 from benchmarks.workloads import Workload, make_workload
-
-START_SECONDS = 120.0
 
 
 def arguments(argv: Sequence[str]) -> argparse.Namespace:
@@ -68,43 +61,12 @@ def served(options: argparse.Namespace) -> Iterator[str]:
     Raises:
         BenchmarkError: If it ends, or is not ready in time.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    url = f"http://127.0.0.1:{port}"
+    port = free_port()
     asked = {"model-id": str(options.model), "max-sequence-length": str(options.max_length)}
     asked |= dict(option.split("=", 1) for option in options.option)
-    command = [sys.executable, "-m", "infinity_bento.cli", "serve", "--hostname", "127.0.0.1", "--port", str(port)]
-    command += [part for name, value in asked.items() for part in (f"--{name}", value)]
-    with tempfile.TemporaryFile() as log, subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT) as process:
-        try:
-            wait_until_ready(url, process)
-            yield url
-        except BenchmarkError as error:
-            log.seek(0)
-            raise BenchmarkError(f"{error} Its last words: {log.read()[-600:].decode('utf-8', 'replace')}") from error
-        finally:
-            process.terminate()
-            process.wait(30)
-
-
-def wait_until_ready(url: str, process: subprocess.Popen[bytes]) -> None:
-    """Return once ``/readyz`` answers 200.
-
-    Raises:
-        BenchmarkError: If the server ends first, or takes too long.
-    """
-    deadline = time.perf_counter() + START_SECONDS
-    while time.perf_counter() < deadline:
-        if process.poll() is not None:
-            raise BenchmarkError(f"the server ended with status {process.returncode}.")
-        try:
-            if httpx.get(f"{url}/readyz", timeout=2.0).status_code == 200:
-                return
-        except httpx.HTTPError:
-            pass
-        time.sleep(0.2)
-    raise BenchmarkError(f"the server was not ready within {START_SECONDS:.0f} s.")
+    url = f"http://127.0.0.1:{port}"
+    with running(our_command(port, list(asked.items())), f"{url}/readyz"):
+        yield url
 
 
 async def send_round(sender: Sender, workload: Workload, reference_BD: FloatArray, clients: int) -> Record:
