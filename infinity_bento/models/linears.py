@@ -20,8 +20,9 @@ from torch import Tensor, nn
 
 from infinity_bento.models.scripted import Product, product
 
-# Rows that oneDNN lays the weights out for: the size of a full batch on the CPU.
+# Rows that oneDNN lays the weights out for: a full batch on the CPU, or (BOTH) a lone request.
 PACKED_FOR_ROWS = 1024
+PACKED_FOR_FEW_ROWS = 16
 # BOTH: up to so many rows oneDNN multiplies. Each new number of rows costs it a millisecond once, so few are better.
 FEW_ROWS = 48
 # Linears of up to this size are held twice where that pays: small models, whose lone requests are a few milliseconds.
@@ -128,7 +129,8 @@ class FastLinear(nn.Module):
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
         if self.kernel is not Kernel.TORCH:
             # An opaque tensor is no parameter: its storage is oneDNN's own.
-            self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), PACKED_FOR_ROWS)
+            rows = PACKED_FOR_ROWS if self.kernel is Kernel.ONEDNN else PACKED_FOR_FEW_ROWS
+            self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), rows)
         if self.kernel is Kernel.ONEDNN:
             weight = weight.new_empty(0)  # some modules ask for weight.dtype
         self.weight = nn.Parameter(weight, requires_grad=False)
