@@ -314,8 +314,8 @@ _READING = """How to read it:
   in `auto_map`: it is known to equal a class we have, and is not run.
 - **tasks**: what checkpoints can be served for, if they bring the trained head: `embed` and `embed_all` (a vector for
   each token) embedding models, `embed_all` late-interaction models, `embed_sparse` SPLADE models, `rerank` classifiers
-  with one label and language models known as rerankers, `classify` any classifier, `classify_tokens` token
-  classifiers. A generative checkpoint that nothing declares to be one of these is refused.
+  with one label, language models known as rerankers, and jina-reranker-v3 (below), `classify` any classifier,
+  `classify_tokens` token classifiers. A generative checkpoint that nothing declares to be one of these is refused.
 - **attention**: a family that can be both is causal unless `config.json` says `"is_causal": false` or
   `"use_bidirectional_attention": true`, or comes with code that is known to be bidirectional.
 - **default pooling**: only for checkpoints whose files name none; `--pooling` overrides both.
@@ -324,6 +324,10 @@ _READING = """How to read it:
   float32; behind it the tolerance that the tests enforce. The checkpoints are small and random, in the layout of the
   hub, several for some families. It shows that the architecture is right, not that each published checkpoint has been
   tried.
+- **jina-reranker-v3** reads all documents of a query in one sequence, so a score depends on the other documents of
+  its request: scores of different requests cannot be compared. Lists of more than 125 documents, or of more tokens than
+  `--max-batch-tokens` (16384; its own code allows 131072), are several sequences, whose query is averaged as its own
+  code does. Documents are cut at 2048 tokens, queries at 512. Text that spells a marker of its prompt stays text.
 - **notes**: a transformers version is named where a family needs a newer one than the package itself.
 
 The longest input is `--max-sequence-length`, else the limit in the checkpoint's files, and never more than the

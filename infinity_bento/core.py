@@ -7,7 +7,7 @@ head makes one output per item, and the caller gets a ``Result`` or an ``Infinit
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -75,6 +75,7 @@ class Item:
     task: Task
     text: str | None = None
     text_pair: str | None = None
+    documents: list[str] | None = None  # RERANK with a listwise model: all documents of the query ``text``
     token_ids: list[int] | None = None  # used as given: no prompt, no special tokens added
     decision: DecisionRequest | None = None  # DECIDE: all questions of one request
     # Text handling. None means the default of the served model.
@@ -114,6 +115,9 @@ class Encoded:
     static: bool = False  # answered from a table of token weights: no model runs
     # Decisions.
     parts: list[Encoded] | None = None  # the sequences of an item that is several; its own ``input_ids`` is empty then
+    # How the outputs of the parts become that of the item, where each may run in a batch of its own. None: all are
+    # computed together, and the head has them all.
+    merge: Callable[[Sequence[Any]], Any] | None = None
     position_ids: list[int] | None = None  # from 0; None: 0, 1, 2 ...
     blocks: NDArray[np.int32] | None = None  # the block of each token; None: all one
     block_mask: BlockMask = BlockMask.SHARED_APART  # how ``blocks`` are read
@@ -234,6 +238,7 @@ class ModelInfo:
     default_prompt: str | None = None  # the literal prefix in force, however it was chosen
     id2label: dict[int, str] | None = None
     decision_protocol: str | None = None  # of a decision model
+    listwise: bool = False  # a reranker that reads all documents of a query together
     attention: str = ""  # the attention backend in use
     notes: tuple[str, ...] = ()  # fallbacks, clamped options: nothing is silent
     created: int = 0  # Unix seconds when the model became ready

@@ -41,10 +41,12 @@ from infinity_bento.heads.decisions.build import Model, build_protocol
 from infinity_bento.heads.decisions.protocol import DecisionProtocol
 from infinity_bento.heads.embedding import EmbeddingHead
 from infinity_bento.heads.late_interaction import build_late_interaction_head
+from infinity_bento.heads.listwise import load_listwise_head
 from infinity_bento.heads.sparse import build_sparse_head
 from infinity_bento.heads.token_embeddings import TokenEmbeddingHead
 from infinity_bento.inputs.decisions import DecisionTokenizer
 from infinity_bento.inputs.late_interaction import load_late_interaction_tokenizer
+from infinity_bento.inputs.listwise import ListwiseTokenizer
 from infinity_bento.inputs.pool import TokenizerPool
 from infinity_bento.inputs.static import load_routed_tokenizer, load_static_tokenizer
 from infinity_bento.inputs.templates import chat_template_arguments
@@ -216,7 +218,8 @@ def load_tokenizer(plan: ModelPlan, settings: ModelSettings) -> TextTokenizer:
         return load_static_tokenizer(layout.transformer_path, rules)
     if has_static_queries(plan):
         return load_routed_tokenizer(layout, read_learned_sparse(layout), rules, token_budget=budget)
-    return load_text_tokenizer(layout.tokenizer_path, rules)
+    kind_of = ListwiseTokenizer if kind is HeadKind.LISTWISE else TextTokenizer
+    return load_text_tokenizer(layout.tokenizer_path, rules, kind_of)
 
 
 # Heads, threads, start -------------------------------------------------------------------------------------------
@@ -275,6 +278,8 @@ def build_heads(
         head = build_sparse_head(layout, plan.family, backbone, read_learned_sparse(layout))
     elif purpose.kind is HeadKind.CLASSIFIER:
         head = build_classifier_head(layout, purpose, config=config, device=device)
+    elif purpose.kind is HeadKind.LISTWISE:
+        head = load_listwise_head(layout.transformer_path, backbone.hidden_size, device)
     elif purpose.kind is HeadKind.YES_NO:
         head = build_verdict_head(layout, purpose, config=config, device=device, token_id=tokenizer.token_id)
     elif purpose.kind is HeadKind.TOKEN_CLASSIFIER:
@@ -382,6 +387,7 @@ def describe(
         default_prompt=tokenizer.rules.default_prompt,
         id2label=plan.purpose.id2label,
         decision_protocol=plan.purpose.protocol,
+        listwise=plan.purpose.kind is HeadKind.LISTWISE,
         attention=backbone.attention_name,
         notes=plan.notes,
         created=int(time.time()),

@@ -8,9 +8,17 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from infinity_bento.batching.batcher import Batcher
-from infinity_bento.batching.ticket import Entry, Ticket
-from infinity_bento.core import Item, ModelInfo, Outcome, Result, Task, Timing
-from infinity_bento.errors import BatchTooLarge, CapacityError, DeadlineExceeded, InfinityError, NotReady, Overloaded
+from infinity_bento.batching.ticket import Entry, PartsTicket, Ticket
+from infinity_bento.core import Encoded, Item, ModelInfo, Outcome, Result, Task, Timing
+from infinity_bento.errors import (
+    BatchTooLarge,
+    CapacityError,
+    DeadlineExceeded,
+    InfinityError,
+    InputTooLong,
+    NotReady,
+    Overloaded,
+)
 from infinity_bento.inputs.pool import Encodings, TokenizerPool
 
 if TYPE_CHECKING:
@@ -168,20 +176,32 @@ class ServedModel:
             return
         now = time.perf_counter()
         entries: list[Entry] = []
-        failed: list[tuple[int, InfinityError]] = []
+        failed: list[tuple[Ticket, int, InfinityError]] = []
         for index, encoding in enumerate(encodings):
             if isinstance(encoding, InfinityError):
-                failed.append((index, encoding))
+                failed.append((ticket, index, encoding))
+            elif encoding.merge is not None:
+                parts = PartsTicket(ticket, index, encoding)
+                entries += [Entry(parts, i, part, seconds, now) for i, part in enumerate(encoding.sequences)]
+            elif len(encoding) > self.batcher.token_budget:
+                failed.append((ticket, index, self._too_large(encoding)))
             else:
                 entries.append(Entry(ticket, index, encoding, seconds, now))
         if entries:
             try:
                 self.batcher.put(entries)
             except CapacityError as error:
-                failed += [(entry.index, error) for entry in entries]
+                failed += [(entry.ticket, entry.index, error) for entry in entries]
             self.observe_queue()
-        for index, reason in failed:
-            ticket.resolve(index, reason)
+        for owner, index, reason in failed:
+            owner.resolve(index, reason)
+
+    def _too_large(self, encoding: Encoded) -> InputTooLong:
+        """The refusal of an item whose sequences are computed together and are more than one batch holds."""
+        return InputTooLong(
+            f"The input is {len(encoding.sequences)} sequences of {len(encoding)} tokens together, more than the limit "
+            f"of {self.batcher.token_budget} (max-batch-tokens): ask for less in one request."
+        )
 
     def close(self) -> None:
         """Finish the running batches, refuse the waiting entries, end all threads."""

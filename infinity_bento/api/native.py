@@ -37,7 +37,7 @@ from infinity_bento.api.native_items import (
     TokenizeResult,
 )
 from infinity_bento.api.protocol import EngineLike
-from infinity_bento.api.ranking import best_first, matrix_items, pair_items
+from infinity_bento.api.ranking import best_first, by_documents, listwise_item, matrix_items, pair_items
 from infinity_bento.core import Item, ModelInfo, Result, Task
 from infinity_bento.errors import CapacityError, InfinityError
 from infinity_bento.maxsim import MEAN_MAXSIM, maxsim
@@ -86,7 +86,6 @@ async def rerank(engine: EngineLike, items: Sequence[RerankItem]) -> list[Rerank
 
     async def one(item: RerankItem) -> RerankResult:
         info = resolve_or_late_interaction(engine, item.model, Task.RERANK)
-        pairs = Task.RERANK in info.tasks
         template = Item(
             Task.RERANK,
             truncate=item.truncate,
@@ -94,15 +93,17 @@ async def rerank(engine: EngineLike, items: Sequence[RerankItem]) -> list[Rerank
             instruction=item.instruction,
             raw_scores=item.raw_scores,
         )
-        make = pair_items if pairs else matrix_items
-        results = await _all(engine, info, make(item.query, item.documents, template))
-        outputs = [result.output for result in results]
-        if pairs:
-            scores = np.concatenate(outputs)
+        if info.listwise:
+            results = await _all(engine, info, [listwise_item(item.query, item.documents, template)])
+            scores, by_document = results[0].output.scores, by_documents(results[0])
+        elif Task.RERANK in info.tasks:
+            results = by_document = await _all(engine, info, pair_items(item.query, item.documents, template))
+            scores = np.concatenate([result.output for result in results])
         else:
-            mean = info.similarity == MEAN_MAXSIM
-            scores = await asyncio.to_thread(maxsim, outputs[0], outputs[1:], mean=mean)
-        by_document = results if pairs else results[1:]
+            results = await _all(engine, info, matrix_items(item.query, item.documents, template))
+            by_document = results[1:]
+            query, *matrices = (result.output for result in results)
+            scores = await asyncio.to_thread(maxsim, query, matrices, mean=info.similarity == MEAN_MAXSIM)
         ranked = [
             Ranked(index=i, score=float(scores[i]), truncated_from=by_document[i].usage.truncated_from)
             for i in best_first(scores, "documents")[: item.top_n]

@@ -1,4 +1,4 @@
-"""Documents ranked against a query, by a reranker or by MaxSim over token vectors.
+"""Documents ranked against a query, by a reranker of pairs or of lists, or by MaxSim over token vectors.
 
 The dialects' rerank routes end here; each writes the ``Ranking`` in its own shape.
 """
@@ -17,7 +17,7 @@ from infinity_bento.api.exchange import Call
 from infinity_bento.api.fields import Body
 from infinity_bento.api.inference import run
 from infinity_bento.api.inputs import Documents, check_batch_size, documents, required_text
-from infinity_bento.core import FloatArray, InputType, Item, ModelInfo, Result, Task
+from infinity_bento.core import FloatArray, InputType, Item, ModelInfo, Result, Task, Usage
 from infinity_bento.maxsim import MEAN_MAXSIM, maxsim
 
 
@@ -47,7 +47,11 @@ async def rank(call: Call, body: Body) -> Ranking:
     with_text = fields.boolean(body, "return_text", False) or fields.boolean(body, "return_documents", False)
     info = resolve_or_late_interaction(call.engine, fields.string(body, "model"), Task.RERANK)
     check_batch_size(len(given.values), info, given.field)
-    if Task.RERANK in info.tasks:
+    if info.listwise:
+        item = listwise_item(query, given.values, fields.pair_item(body, Task.RERANK))
+        results = await run(call, info, [item], None)
+        scores, by_document = results[0].output.scores, by_documents(results[0])
+    elif Task.RERANK in info.tasks:
         items = pair_items(query, given.values, fields.pair_item(body, Task.RERANK))
         results = by_document = await run(call, info, items, given.path)
         scores = np.array([result.output[0] for result in results], dtype=np.float32)
@@ -74,6 +78,24 @@ def pair_items(query: str, texts: Sequence[str], template: Item) -> list[Item]:
         )
         for text in texts
     ]
+
+
+def listwise_item(query: str, texts: Sequence[str], template: Item) -> Item:
+    """All documents in one item, for a reranker that reads them together."""
+    return Item(
+        Task.RERANK,
+        text=query,
+        documents=list(texts),
+        truncate=template.truncate,
+        truncation_direction=template.truncation_direction,
+        instruction=template.instruction,
+    )
+
+
+def by_documents(result: Result) -> list[Result]:
+    """What became of each document of a listwise result; the tokens are counted in ``result`` itself."""
+    cuts = ((0, None) if cut is None else (cut.kept, cut.tokens) for cut in result.output.cuts)
+    return [Result(None, Usage(kept, 0, tokens), result.timing) for kept, tokens in cuts]
 
 
 def matrix_items(query: str, texts: Sequence[str], template: Item) -> list[Item]:

@@ -87,6 +87,8 @@ class Batcher:
         """
         tokens = sum(entry.tokens for entry in entries)
         with self._lock:
+            if self._tokens + tokens > self.max_queue_tokens:
+                self._drop_abandoned()
             if self._entries and self._tokens + tokens > self.max_queue_tokens:
                 raise Overloaded(
                     f"The queue holds {self._tokens} tokens and this request adds {tokens}, more than the limit of "
@@ -190,6 +192,15 @@ class Batcher:
             self._entries.popleft()
             self._tokens -= entry.tokens
         return dropped
+
+    def _drop_abandoned(self) -> None:
+        """Make room: nobody waits for these any more, and their turn may be far."""
+        dropped = [entry for entry in self._entries if entry.ticket.abandoned]
+        if dropped:
+            self._entries = deque(entry for entry in self._entries if not entry.ticket.abandoned)
+            self._tokens -= sum(entry.tokens for entry in dropped)
+            self._callers -= callers(dropped)
+            self._on_dropped(len(dropped))
 
     def close(self) -> list[Entry]:
         """Wake all takers for good; returns what was still waiting, for the caller to refuse."""

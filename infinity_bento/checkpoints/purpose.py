@@ -33,6 +33,7 @@ class HeadKind(enum.StrEnum):
     SPARSE = "learned sparse"  # one weight per vocabulary id
     STATIC = "static embedding"  # a table of token vectors, without a transformer
     DECISION = "decision model"  # typed questions about a state
+    LISTWISE = "listwise reranker"  # reads all documents of a query in one sequence
     YES_NO = "yes/no reranker"  # a language model whose next token is the verdict
 
 
@@ -250,6 +251,19 @@ def _classifier(facts: Facts, pooling: Pooling | None) -> Purpose | None:
     )
 
 
+def _listwise(facts: Facts, pooling: Pooling | None) -> Purpose | None:
+    architecture = facts.architecture("JinaForRanking")
+    if architecture is None or facts.family.model_type != "qwen3":
+        return None
+    _refuse_pooling(architecture, pooling)
+    if "sliding_attention" in (facts.config.data.get("layer_types") or ()):
+        raise LoadError(
+            f"{facts.config.file}: {architecture} with sliding attention (layer_types) is a later version than "
+            "jina-reranker-v3, whose prompt and limits are not known here; serve jina-reranker-v3."
+        )
+    return Purpose(HeadKind.LISTWISE, (Task.RERANK,), f"{facts.config.file}: architecture {architecture}")
+
+
 def _unknown_head(facts: Facts, pooling: Pooling | None) -> Purpose | None:
     """Scoring heads that only code of their own repository can run."""
     architecture = facts.architecture("ForRewardModel", "ForRanking")
@@ -267,6 +281,7 @@ RULES: tuple[Rule, ...] = (
     _yes_no,
     _token_classifier,
     _classifier,
+    _listwise,
     _unknown_head,
 )
 

@@ -30,6 +30,7 @@ KNOWN_CODE: tuple[tuple[str, str, str], ...] = (
     ("bert", "jina-bert-implementation", "jina_bert"),
     ("xlm-roberta", "xlm-roberta-flash-implementation", "jina_embeddings_v3"),
     ("qwen2", "modeling_qwen.Qwen2Model", "qwen2"),  # gte-Qwen2: Qwen2, bidirectional unless the config says otherwise
+    ("qwen3", "JinaForRanking", "qwen3"),  # jina-reranker-v3: Qwen3 with a projector, which is a head of ours
 )
 
 # Families that began as remote code and whose layout is the one we have; a leftover auto_map says nothing more.

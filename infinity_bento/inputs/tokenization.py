@@ -333,8 +333,8 @@ def _characters(item: Item) -> int:
     return len(item.text or "") + len(item.text_pair or "")
 
 
-def load_text_tokenizer(path: Path, rules: TextRules) -> TextTokenizer:
-    """The tokenizer of a checkpoint folder.
+def load_text_tokenizer(path: Path, rules: TextRules, kind: type[TextTokenizer] = TextTokenizer) -> TextTokenizer:
+    """The tokenizer of a checkpoint folder, as a ``TextTokenizer`` of some kind.
 
     Raises:
         LoadError: If the folder holds no tokenizer that can be read.
@@ -343,4 +343,4 @@ def load_text_tokenizer(path: Path, rules: TextRules) -> TextTokenizer:
     template = None
     if rules.template is not None:
         template = PUBLISHED.get(rules.template) or from_chat_template(tokenizer, rules.template_arguments)
-    return TextTokenizer(tokenizer.backend_tokenizer, rules, template=template, **tokenizer_options(tokenizer))
+    return kind(tokenizer.backend_tokenizer, rules, template=template, **tokenizer_options(tokenizer))

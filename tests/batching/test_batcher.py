@@ -127,6 +127,19 @@ def test_every_waiting_taker_gets_work_from_one_put() -> None:
     assert results == [[4], [4], [4]]
 
 
+def test_a_full_queue_lets_go_of_what_nobody_waits_for() -> None:
+    dropped: list[int] = []
+    batcher = Batcher(10, max_queue_tokens=10, on_dropped=dropped.append)
+    first, second = entry(6), entry(4)
+    batcher.put([first, second])
+    with pytest.raises(Overloaded):
+        batcher.put([entry(5)])
+    first.ticket.abandon()
+    batcher.put([entry(5)])
+    assert dropped == [1] and batcher.queued_tokens == 9
+    assert sizes(batcher.take()) == [4, 5]
+
+
 def test_close_hands_back_what_waits() -> None:
     batcher = Batcher(10, max_queue_tokens=100)
     batcher.put([entry(1), entry(2)])
