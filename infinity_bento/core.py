@@ -121,7 +121,7 @@ class Encoded:
     position_ids: list[int] | None = None  # from 0; None: 0, 1, 2 ...
     blocks: NDArray[np.int32] | None = None  # the block of each token; None: all one
     block_mask: BlockMask = BlockMask.SHARED_APART  # how ``blocks`` are read
-    readout: Any = None  # what the head must know of this sequence: where to read, and which rows
+    readout: Any = None  # what the head must know of this sequence: where to read, which rows, or its ``TokenSpans``
 
     def __len__(self) -> int:
         return len(self.input_ids) if self.parts is None else sum(map(len, self.parts))

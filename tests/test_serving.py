@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import gzip
 import html
 import inspect
 import re
@@ -183,6 +184,13 @@ async def test_native_items_are_answered_one_by_one(client: httpx.AsyncClient) -
     assert results[8]["tokens"] == 256
     assert results[8]["truncated_from"] == 302
     assert (await client.post("/bento/embed", json={"items": []})).json() == []
+
+    body, headers = gzip.compress(b'{"items": [{"text": "fine"}]}'), {"content-type": "application/json"}
+    packed = await client.post("/bento/embed", content=body, headers={**headers, "content-encoding": "gzip"})
+    assert packed.json()[0]["embedding"] == pytest.approx(results[0]["embedding"], abs=1e-6)
+    tokens = {"items": [{"text": "word " * 200}]}
+    large = await client.post("/bento/embed_all", json=tokens, headers={"accept-encoding": "gzip"})
+    assert large.headers["content-encoding"] == "gzip" and len(large.json()[0]["embeddings"]) == 202
 
     bad = await client.post("/bento/embed", json={"items": [{"text": 5}]})
     assert bad.status_code == 400

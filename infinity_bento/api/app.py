@@ -12,6 +12,7 @@ from infinity_bento.api.exchange import ApiContext
 from infinity_bento.api.guard import Guard
 from infinity_bento.api.middleware import ApiKey, RequestContext
 from infinity_bento.api.native_table import NativeMethod
+from infinity_bento.api.packed_bodies import PackedBodies
 from infinity_bento.api.protocol import ApiSettings, GetEngine
 from infinity_bento.api.routes import Endpoint, RouteIndex
 from infinity_bento.api.table import route_table
@@ -123,4 +124,6 @@ def middleware_stack(
     layers.append(Middleware(Guard, index, metrics, settings))
     if settings.api_key is not None:
         layers.append(Middleware(ApiKey, settings.api_key, index))
+    if native:
+        layers.append(Middleware(PackedBodies, [method.path for method in native], index, metrics, settings))
     return layers

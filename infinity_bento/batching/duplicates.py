@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
-from infinity_bento.core import Encoded
+from infinity_bento.core import Encoded, TokenSpans
 
 
 def distinct(sequences: Sequence[Encoded], marks: Sequence[Hashable] | None = None) -> tuple[list[Encoded], list[int]]:
@@ -32,8 +32,9 @@ def distinct(sequences: Sequence[Encoded], marks: Sequence[Hashable] | None = No
 
 def _key(sequence: Encoded) -> Hashable:
     """All that the model and its heads can see of a sequence."""
-    if sequence.readout is not None or sequence.blocks is not None or sequence.position_ids is not None:
-        return id(sequence)  # part of a decision: never a copy of another
+    spans = sequence.readout if isinstance(sequence.readout, TokenSpans) else None
+    if sequence.readout is not spans or sequence.blocks is not None or sequence.position_ids is not None:
+        return id(sequence)  # part of a decision or a list: never a copy of another
     return (
         tuple(sequence.input_ids),
         None if sequence.token_type_ids is None else tuple(sequence.token_type_ids),
@@ -41,4 +42,5 @@ def _key(sequence: Encoded) -> Hashable:
         sequence.attended,
         None if sequence.kept is None else sequence.kept.tobytes(),
         sequence.static,
+        None if spans is None else (tuple(spans.tokens), tuple(spans.offsets or ())),
     )

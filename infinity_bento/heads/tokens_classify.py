@@ -23,9 +23,6 @@ from infinity_bento.heads.token_labels import Labeller
 class Reader(Protocol):
     """What is needed of the tokenizer (``inputs.tokenization.TextTokenizer``)."""
 
-    def spans(self, items: Sequence[Item]) -> list[TokenSpans]:
-        """Where the tokens of items lie in their texts."""
-
     def join(self, tokens: Sequence[str]) -> str:
         """Tokens as text."""
 
@@ -36,6 +33,7 @@ class TokenLogits:
 
     logits_TL: Tensor
     lengths: list[int]  # in packed order
+    spans: list[TokenSpans] | None  # in packed order; None: the made-up inputs of a warm-up
 
 
 class TokenClassifierHead:
@@ -44,19 +42,18 @@ class TokenClassifierHead:
     Args:
         network: Hidden states ``[T, D]`` -> logits ``[T, L]`` (``classifiers.Classifier``).
         id2label: Label names.
-        reader: Finds the tokens in the text.
+        reader: Writes tokens as text.
     """
 
     def __init__(
         self, network: Callable[[Tensor, PackedBatch], Tensor], id2label: Mapping[int, str], reader: Reader
     ) -> None:
         self.network = network
-        self._reader = reader
         self._labeller = Labeller(id2label, reader.join)
 
     def run(self, hidden_TD: Tensor, batch: PackedBatch) -> TokenLogits:
         """``[T, D]`` hidden states -> ``[T, L]`` float32 logits in packed order."""
-        return TokenLogits(self.network(hidden_TD, batch), batch.lengths)
+        return TokenLogits(self.network(hidden_TD, batch), batch.lengths, batch.readouts)
 
     def collect(
         self, rows: TokenLogits, positions: Sequence[int], items: Sequence[Item]
@@ -73,17 +70,13 @@ class TokenClassifierHead:
         logits_TL: FloatArray = rows.logits_TL.float().cpu().numpy()
         bounds = np.concatenate(([0], np.cumsum(rows.lengths)))
         own = [logits_TL[bounds[position] : bounds[position + 1]] for position in positions]
-        return [
-            self._labels(logits, item, spans)
-            for logits, item, spans in zip(own, items, self._reader.spans(items), strict=True)
-        ]
+        spans = [None if rows.spans is None else rows.spans[position] for position in positions]
+        return [self._labels(*each) for each in zip(own, items, spans, strict=True)]
 
-    def _labels(self, logits_TL: FloatArray, item: Item, spans: TokenSpans) -> list[TokenLabel] | InfinityError:
+    def _labels(self, logits_TL: FloatArray, item: Item, spans: TokenSpans | None) -> list[TokenLabel] | InfinityError:
         if not np.isfinite(logits_TL).all():
             return not_finite(item)
-        if len(spans) != len(logits_TL):  # only the made-up inputs of a warm-up
-            return InferenceError(
-                f"The input has {len(spans)} tokens but the model read {len(logits_TL)}, so labels have no place in it."
-            )
+        if spans is None:
+            return InferenceError("The input came without the places of its tokens, so labels have none.")
         scores = logits_TL if item.raw_scores else softmax(logits_TL)
         return self._labeller.label(scores, spans, item.aggregation, item.ignore_labels)

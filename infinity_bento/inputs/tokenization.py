@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from infinity_bento.core import Encoded, InputType, Item, TokenSpans, TruncationDirection
+from infinity_bento.core import Encoded, InputType, Item, Task, TokenSpans, TruncationDirection
 from infinity_bento.errors import EmptyInput, InfinityError, InputTooLong, InvalidInput, LoadError
 from infinity_bento.inputs.pairs import kept_tokens, pair_of, refuse_prompt
 from infinity_bento.inputs.shortening import CHARACTERS_PER_TOKEN, Shortener
@@ -108,7 +108,9 @@ class TextTokenizer:
             except InfinityError as error:
                 outcomes[index] = error
         if texts.sources:
-            encodings = self._backend.encode_batch_fast(texts.sources, add_special_tokens=True)
+            located = any(item.task is Task.CLASSIFY_TOKENS for item in items)  # only labels need offsets
+            encode = self._backend.encode_batch if located else self._backend.encode_batch_fast
+            encodings = encode(texts.sources, add_special_tokens=True)
             for index, prompt, encoding in zip(texts.indices, texts.prompts, encodings, strict=True):
                 try:
                     outcomes[index] = self._finish(items[index], prompt, encoding)
@@ -117,22 +119,6 @@ class TextTokenizer:
         if texts.written:
             self._encode_written(items, texts.written, outcomes)
         return [outcome for outcome in outcomes if outcome is not None]
-
-    def spans(self, items: Sequence[Item]) -> list[TokenSpans]:
-        """Where the tokens of items that ``encode`` took lie in their texts; for labels of tokens.
-
-        Offsets are not kept while an item waits for the device: they are computed here, for those that need them.
-        """
-        found: list[TokenSpans] = []
-        for item in items:
-            if item.token_ids is not None:
-                found.append(self._spans.of_ids(self._given(item, item.token_ids).input_ids))
-                continue
-            prompt = self._prompt(item)
-            encoding = self._backend.encode(self.prompted(item), add_special_tokens=True)
-            kept = self._kept(len(encoding.ids), item.truncation_direction)
-            found.append(self._spans.of_text(encoding, kept, item.text or "", prompt))
-        return found
 
     @property
     def backend(self) -> Any:
@@ -264,7 +250,12 @@ class TextTokenizer:
                 )
         limit = self._limit(item, len(ids))
         kept = ids[:limit] if item.truncation_direction == "right" else ids[-limit:]
-        return Encoded(kept, truncated_from=len(ids) if len(kept) < len(ids) else None, characters=len(ids))
+        return Encoded(
+            kept,
+            truncated_from=len(ids) if len(kept) < len(ids) else None,
+            characters=len(ids),
+            readout=self._spans.of_ids(kept) if item.task is Task.CLASSIFY_TOKENS else None,
+        )
 
     def _finish(self, item: Item, prompt: str, encoding: Any) -> Encoded:
         ids: list[int] = encoding.ids
@@ -275,6 +266,7 @@ class TextTokenizer:
             types = None
         total = len(ids)
         limit = self._limit(item, total)
+        kept: Sequence[int] = range(total)
         if total > limit:
             if item.text_pair is None:
                 kept = self._kept(total, item.truncation_direction)
@@ -288,7 +280,12 @@ class TextTokenizer:
             prompt_length=self._prompt_length(prompt) if self.rules.report_prompt_length else 0,
             truncated_from=total if total > limit else None,
             characters=_characters(item),
+            readout=self._place(item, prompt, encoding, kept) if item.task is Task.CLASSIFY_TOKENS else None,
         )
+
+    def _place(self, item: Item, prompt: str, encoding: Any, kept: Sequence[int]) -> TokenSpans:
+        """Where the tokens of an item lie in its text, for their labels."""
+        return self._spans.of_text(encoding, kept, item.text or "", prompt)
 
     def _truncates(self, item: Item) -> bool:
         return self.rules.auto_truncate if item.truncate is None else item.truncate

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from infinity_bento.batching.duplicates import distinct
-from infinity_bento.core import Encoded
+from infinity_bento.core import Encoded, TokenSpans
 
 BASE = Encoded([1, 2, 3], token_type_ids=[0, 0, 1], prompt_length=1, attended=2, kept=np.array([True, True, False]))
 
@@ -39,6 +39,14 @@ def test_whatever_the_model_sees_tells_them_apart(change: dict[str, object]) -> 
     fields = {name: getattr(BASE, name) for name in BASE.__slots__}
     same, other = Encoded(**fields), Encoded(**(fields | change))  # type: ignore[arg-type]
     assert distinct([BASE, same, other])[1] == [0, 0, 1]
+
+
+def test_equal_texts_are_labelled_once_and_others_of_equal_tokens_are_not() -> None:
+    def labelled(word: str, start: int) -> Encoded:
+        return Encoded([7], readout=TokenSpans([word], [(start, start + 1)], [False], [False]))
+
+    sequences = [labelled("a", 0), labelled("a", 0), labelled("A", 0), labelled("a", 1), Encoded([7])]
+    assert distinct(sequences)[1] == [0, 0, 1, 2, 3]
 
 
 def test_marks_tell_them_apart() -> None:

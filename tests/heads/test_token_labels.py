@@ -86,22 +86,22 @@ def test_labels_without_prefixes_and_with_dashes() -> None:
 
 
 class Reader:
-    """Words of one token each."""
-
-    def spans(self, items: list[Item]) -> list[TokenSpans]:
-        found = []
-        for item in items:
-            words = (item.text or "").split()
-            found.append(TokenSpans(words, [(0, 1)] * len(words), [False] * len(words), [False] * len(words)))
-        return found
+    """Joins words by blanks."""
 
     def join(self, tokens: list[str]) -> str:
         return " ".join(tokens)
 
 
+def of_words(text: str) -> Encoded:
+    """A text with one token a word, and the places of these."""
+    words = text.split()
+    spans = TokenSpans(words, [(0, 1)] * len(words), [False] * len(words), [False] * len(words))
+    return Encoded([ord(word) for word in words], readout=spans)
+
+
 def test_the_head_gives_each_item_its_own_rows() -> None:
     head = TokenClassifierHead(lambda hidden, batch: hidden, {0: "O", 1: "X"}, Reader())
-    batch = pack([Encoded([1, 2, 3]), Encoded([4])])
+    batch = pack([of_words("a b c"), of_words("d")])
     assert batch.order == [1, 0]
     logits = torch.tensor([[0.0, 5.0], [2.0, 0.0], [0.0, 1.0], [3.0, 0.0]])
     items = [Item(Task.CLASSIFY_TOKENS, text="a b c", ignore_labels=()), Item(Task.CLASSIFY_TOKENS, text="d")]
@@ -116,7 +116,7 @@ def test_the_head_gives_each_item_its_own_rows() -> None:
 
 def test_a_token_that_is_not_finite_concerns_its_item_only() -> None:
     head = TokenClassifierHead(lambda hidden, batch: hidden, {0: "O", 1: "X"}, Reader())
-    batch = pack([Encoded([1]), Encoded([2])])
+    batch = pack([of_words("a"), of_words("b")])
     rows = head.run(torch.tensor([[float("nan"), 0.0], [0.0, 1.0]]), batch)
     items = [Item(Task.CLASSIFY_TOKENS, text="a"), Item(Task.CLASSIFY_TOKENS, text="b")]
     bad, good = head.collect(rows, [0, 1], items)
@@ -124,7 +124,7 @@ def test_a_token_that_is_not_finite_concerns_its_item_only() -> None:
     assert isinstance(good, list) and good[0].label == "X"
 
 
-def test_tokens_that_do_not_fit_the_text_are_an_error() -> None:
+def test_tokens_without_places_are_an_error() -> None:
     head = TokenClassifierHead(lambda hidden, batch: hidden, {0: "O", 1: "X"}, Reader())
     rows = head.run(torch.zeros(3, 2), pack([Encoded([1, 2, 3])]))
     (error,) = head.collect(rows, [0], [Item(Task.CLASSIFY_TOKENS, text="a b")])

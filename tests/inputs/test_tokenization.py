@@ -304,3 +304,39 @@ def test_texts_end_with_the_end_token_where_the_tokenizer_says_so(tmp_path: Path
     end = [3] if wanted else []
     assert one(loaded, item("a b")).input_ids == [2, 0, 1, *end]
     assert one(loaded, item("a b a b a b")).input_ids == [2, 0, 1, 0, *(end or [1])]
+
+
+class Counted:
+    """A tokenizer that counts the texts it is given."""
+
+    def __init__(self, inner: Tokenizer) -> None:
+        self._inner = inner
+        self.texts = 0
+
+    def __getattr__(self, name: str) -> object:
+        found = getattr(self._inner, name)
+        if name not in ("encode", "encode_batch", "encode_batch_fast"):
+            return found
+
+        def counting(*args: object, **kwargs: object) -> object:
+            self.texts += 1 if name == "encode" else len(args[0])  # type: ignore[arg-type]
+            return found(*args, **kwargs)
+
+        return counting
+
+
+@pytest.mark.parametrize("task", [Task.EMBED, Task.CLASSIFY_TOKENS])
+def test_a_text_is_tokenised_once_whatever_is_asked_of_it(task: Task) -> None:
+    made = tokenizer()
+    counted = Counted(made._backend)
+    made._backend = counted
+    texts = ["a b", "c", "d e f g h"]
+    encoded = made.encode([Item(task, text=text) for text in texts])
+    assert counted.texts == len(texts)
+    for text, one_of in zip(texts, encoded, strict=True):
+        assert isinstance(one_of, Encoded)
+        if task is Task.EMBED:
+            assert one_of.readout is None
+        else:
+            kept = one_of.readout.offsets[1:-1]
+            assert [text[start:end] for start, end in kept] == text.split()[:4]

@@ -612,10 +612,10 @@ def test_token_logits_equal_transformers(name: str) -> None:
     model = served(name, "token-cls")
     for text in TEXTS:
         item = Item(Task.CLASSIFY_TOKENS, text=text, raw_scores=True, ignore_labels=())
-        ids = model.encode([item])[0].input_ids
+        (encoded,) = model.encode([item])
         with torch.inference_mode():
-            logits = oracle.eval()(input_ids=torch.tensor([ids])).logits[0]
-        special = model.tokenizer.spans([item])[0].special
+            logits = oracle.eval()(input_ids=torch.tensor([encoded.input_ids])).logits[0]
+        special = encoded.readout.special
         kept = [row for row, skip in zip(logits, special, strict=True) if not skip]
         (labels,) = model.run([item])
         assert [label.score for label in labels] == pytest.approx([row.max().item() for row in kept], abs=TOLERANCE)
