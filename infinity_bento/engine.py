@@ -21,6 +21,7 @@ from infinity_bento.errors import (
     InfinityError,
     InvalidInput,
     NotReady,
+    Overloaded,
     UnknownModel,
     UnsupportedTask,
 )
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from infinity_bento.telemetry.metrics import Metrics
 
 logger = logging.getLogger(__name__)
+
+FULL_QUEUE_SECONDS = 0.05  # a request that waits asks again after this long, where the queue holds too many tokens
 
 
 class Mailbox:
@@ -156,7 +159,7 @@ class Engine:
         self._require_ready()
         return choose_model(self.infos(), name, task)
 
-    async def submit(self, name: str, items: Sequence[Item]) -> list[Outcome]:
+    async def submit(self, name: str, items: Sequence[Item], *, wait: bool = False) -> list[Outcome]:
         """Run items on a model; the event loop stays free meanwhile.
 
         If the awaiting task is cancelled (the client went away, or its time is up), items that still wait are never
@@ -165,22 +168,49 @@ class Engine:
         Args:
             name: A served model's name, as ``resolve`` gives it.
             items: At least one, at most ``max_client_batch_size``; of tasks this model can do.
+            wait: Where the model is full, wait in the order of arrival instead of being refused.
 
         Returns:
             For each item, in order, its ``Result`` or the error that concerns it alone.
 
         Raises:
-            NotReady, UnknownModel, EmptyInput, BatchTooLarge, Overloaded: If the request as a whole is refused.
+            NotReady, UnknownModel, EmptyInput, BatchTooLarge: If the request as a whole is refused.
+            Overloaded: Likewise; never with ``wait``.
         """
+        model, started = self._checked(name, items), time.perf_counter()
+        if not wait:
+            return await self._run(model, model.admit(len(items)), items, started)
+        while True:
+            permits = await self._admit_in_turn(model, len(items))
+            try:
+                return await self._run(model, permits, items, started)
+            except Overloaded:  # the queue is full of tokens: it was tokenised to know that, so it must come again
+                await asyncio.sleep(FULL_QUEUE_SECONDS)
+
+    async def _admit_in_turn(self, model: ServedModel, inputs: int) -> int:
+        """The permits of a request, when its turn has come."""
+        loop = asyncio.get_running_loop()
+        granted: asyncio.Future[None] = loop.create_future()
+        mailbox = self._mailbox(loop)
+        waiter = model.admit_or_wait(inputs, lambda: mailbox.deliver(granted))
+        if not waiter.granted:
+            try:
+                await granted
+                self._require_ready()  # it may have been stopped meanwhile
+            except (asyncio.CancelledError, NotReady):
+                model.give_up(waiter)
+                raise
+        return waiter.count
+
+    async def _run(self, model: ServedModel, permits: int, items: Sequence[Item], started: float) -> list[Outcome]:
+        """The outcomes of an admitted request that came at ``started``."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
         mailbox = self._mailbox(loop)
-        started = time.perf_counter()
 
         def on_done() -> None:
             mailbox.deliver(future)
 
-        model, permits = self._admit(name, items)
         ticket = Ticket(items, on_done)
         try:
             model.start(ticket)
@@ -206,7 +236,8 @@ class Engine:
         """
         done = threading.Event()
         started = time.perf_counter()
-        model, permits = self._admit(name, items)
+        model = self._checked(name, items)
+        permits = model.admit(len(items))
         ticket = Ticket(items, done.set)
         try:
             model.start(ticket)
@@ -250,7 +281,8 @@ class Engine:
             raise _unknown(name, self.infos())
         return model
 
-    def _admit(self, name: str, items: Sequence[Item]) -> tuple[ServedModel, int]:
+    def _checked(self, name: str, items: Sequence[Item]) -> ServedModel:
+        """The model that gets these items, which are of its tasks; the request is counted."""
         model = self._model(name)
         if not items:
             raise EmptyInput("The list of inputs is empty: send at least one.")
@@ -258,7 +290,7 @@ class Engine:
         if wrong is not None:
             raise UnsupportedTask(f"Model {name!r} cannot {wrong.value}; it can {_listed(model.info.tasks)}.")
         model.observe_request(items)
-        return model, model.admit(len(items))
+        return model
 
     def _require_ready(self) -> None:
         if self._closing:

@@ -151,9 +151,9 @@ class RemoteEngine:
             raise NotReady(f"The runner is not ready: {status.error or status.stage}; retry shortly.")
         return choose_model(self._description.infos, name, task)
 
-    async def submit(self, name: str, items: Sequence[Item]) -> Sequence[Outcome]:
+    async def submit(self, name: str, items: Sequence[Item], *, wait: bool = False) -> Sequence[Outcome]:
         """As ``Engine.submit``; the runner drops the items if this call is cancelled."""
-        answer: Sequence[Outcome] = await self._call("submit", name, list(items))
+        answer: Sequence[Outcome] = await self._call("submit", name, list(items), wait=wait)
         return answer
 
     async def tokenize(

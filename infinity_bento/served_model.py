@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from infinity_bento.batching.batcher import Batcher
+from infinity_bento.batching.permits import Permits, Waiter
 from infinity_bento.batching.ticket import Entry, PartsTicket, Ticket
 from infinity_bento.core import Encoded, Item, ModelInfo, Outcome, Result, Task, Timing
 from infinity_bento.errors import (
@@ -45,14 +45,13 @@ class ServedModel:
         self.batcher = batcher
         self.lanes = list(lanes)
         self.metrics = metrics
-        self._in_flight = 0
+        self._permits = Permits(info.max_concurrent_requests)
         self._tokens_per_second = 0.0  # moving average over batches, all lanes together
-        self._lock = threading.Lock()
 
     @property
     def in_flight(self) -> int:
         """Inputs admitted and not answered yet."""
-        return self._in_flight
+        return self._permits.taken
 
     @property
     def alive(self) -> bool:
@@ -69,27 +68,43 @@ class ServedModel:
             BatchTooLarge: If the request has more inputs than ``max_client_batch_size``.
             Overloaded: If the permits are taken.
         """
+        permits, limit = self._needed(inputs), self._permits.limit
+        if not self._permits.take(permits):
+            raise Overloaded(
+                f"{self.in_flight} inputs are in flight and this request adds {inputs}, more than the limit of "
+                f"{limit} (max-concurrent-requests): retry later.",
+                retry_after_seconds=self.retry_after_seconds(),
+            )
+        return permits
+
+    def admit_or_wait(self, inputs: int, on_granted: Callable[[], None]) -> Waiter:
+        """``admit``, but in its turn instead of at once; the waiter's ``count`` is what to ``release``.
+
+        Args:
+            inputs: Of the request.
+            on_granted: Called from any thread, if the permits come later than this call returns.
+
+        Raises:
+            BatchTooLarge: As ``admit``.
+        """
+        return self._permits.take_or_wait(self._needed(inputs), on_granted)
+
+    def give_up(self, waiter: Waiter) -> None:
+        """A caller that waited has gone, with or without its permits."""
+        self._permits.give_up(waiter)
+
+    def release(self, permits: int) -> None:
+        """Give permits back."""
+        self._permits.release(permits)
+
+    def _needed(self, inputs: int) -> int:
+        """The permits of a request: one for each input, at most all there are."""
         most = self.info.max_client_batch_size
         if inputs > most:
             raise BatchTooLarge(
                 f"The request has {inputs} inputs, more than the limit of {most} (max-client-batch-size): split it."
             )
-        limit = self.info.max_concurrent_requests
-        permits = min(inputs, limit)
-        with self._lock:
-            if self._in_flight + permits > limit:
-                raise Overloaded(
-                    f"{self._in_flight} inputs are in flight and this request adds {inputs}, more than the limit of "
-                    f"{limit} (max-concurrent-requests): retry later.",
-                    retry_after_seconds=self.retry_after_seconds(),
-                )
-            self._in_flight += permits
-        return permits
-
-    def release(self, permits: int) -> None:
-        """Give permits back."""
-        with self._lock:
-            self._in_flight -= permits
+        return min(inputs, self._permits.limit)
 
     def retry_after_seconds(self) -> int:
         """Seconds until what waits now should be done, from the recent token rate; between 1 and 60."""

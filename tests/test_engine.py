@@ -156,6 +156,38 @@ class TestCapacity:
                     assert np.abs(vectors(answer)[0] - expected).max() < TOLERANCE
             assert len(vectors(await engine.submit(MINILM, embed_items(["again"])))) == 1
 
+    async def test_a_request_that_waits_gets_its_turn_and_leaves_nothing_behind(self) -> None:
+        with small(max_concurrent_requests="4") as engine:
+            texts = [f"text {number}" for number in range(40)]
+            expected = vectors(engine.submit_sync(MINILM, embed_items(texts)))
+            waiting = [asyncio.create_task(engine.submit(MINILM, embed_items([text]), wait=True)) for text in texts]
+            await asyncio.sleep(0)
+            with pytest.raises(Overloaded):  # who waits comes before who does not
+                await engine.submit(MINILM, embed_items(["newcomer"]))
+            for task in waiting[30:]:
+                task.cancel()
+            answers = await asyncio.wait_for(asyncio.gather(*waiting[:30]), 20)
+            assert np.abs(np.concatenate([vectors(answer) for answer in answers]) - expected[:30]).max() < TOLERANCE
+            assert engine._models[MINILM].in_flight == 0
+
+    async def test_a_request_that_waits_outlasts_a_queue_full_of_tokens(self) -> None:
+        with small(max_batch_tokens="64", max_sequence_length="64") as engine:
+            limit = engine._models[MINILM].batcher.max_queue_tokens
+            items = embed_items([f"{number} " + "word " * 60 for number in range(2 * limit // 64)])
+            tasks = [engine.submit(MINILM, [item], wait=True) for item in items]
+            answers = await asyncio.wait_for(asyncio.gather(*tasks), 60)
+            assert all(isinstance(answer[0], Result) for answer in answers)
+            assert engine._models[MINILM].in_flight == 0
+
+    async def test_who_still_waits_when_the_server_stops_is_refused(self) -> None:
+        with small(max_concurrent_requests="1") as engine:
+            tasks = [asyncio.create_task(engine.submit(MINILM, embed_items(["a"]), wait=True)) for _ in range(8)]
+            await asyncio.sleep(0)
+            await asyncio.to_thread(engine.close)
+            answers = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 20)
+            assert isinstance(answers[-1], NotReady)
+            assert all(isinstance(answer, (list, NotReady)) for answer in answers)
+
     def test_a_request_larger_than_the_limit_runs_when_nothing_else_does(self) -> None:
         with small(max_concurrent_requests="4") as engine:
             assert len(vectors(engine.submit_sync(MINILM, embed_items(["a"] * 10)))) == 10

@@ -41,11 +41,13 @@ class EngineLike(Protocol):
         """
         ...
 
-    async def submit(self, name: str, items: list[Item]) -> Sequence[Outcome]:
+    async def submit(self, name: str, items: list[Item], *, wait: bool = False) -> Sequence[Outcome]:
         """One outcome per item, in order. Cancelling the call drops the items that still wait.
 
+        ``wait``: if the model is full, wait for a turn instead of being refused.
+
         Raises:
-            Overloaded: The queue is full.
+            Overloaded: The queue is full, and ``wait`` is false.
             NotReady: Models are still loading, or the server is stopping.
             BatchTooLarge: More items than the model's ``max_client_batch_size``.
             DeadlineExceeded: Not answered within the time limit.

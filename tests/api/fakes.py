@@ -123,6 +123,7 @@ class FakeEngine:
     raises: Exception | None = None
     truncated_from: int | None = None
     submitted: list[Item] = field(default_factory=list)
+    waits: bool = False  # whether the last submit waits for its turn
     cancelled: int = 0
     dead: bool = False  # a device thread has died
     width: int = 8
@@ -157,8 +158,8 @@ class FakeEngine:
         served = ", ".join(model.name for model in self.models)
         raise UnknownModel(f"No model {name!r}; served: {served}.", param="model")
 
-    async def submit(self, name: str, items: list[Item]) -> list[Outcome]:
-        self.submitted = items
+    async def submit(self, name: str, items: list[Item], *, wait: bool = False) -> list[Outcome]:
+        self.submitted, self.waits = items, wait
         try:
             if self.wait is not None:
                 await self.wait.wait()
