@@ -10,7 +10,7 @@ export BENTOML_DO_NOT_TRACK := True
 # Third-party code on the tests' path looks a hub up unless told not to; nothing here needs one.
 TEST_ENV := HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
-.PHONY: help install serve test test-clients check format bench docs build lock clean
+.PHONY: help install serve test test-clients check format bench docs build lock proto clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -67,6 +67,10 @@ build: $(SERVING)  ## Build a Bento (options: make build IMAGE=sm90 ARGS="--arg 
 
 lock: install  ## Resolve what the images install; needs a package index
 	$(BIN)/python scripts/lock_images.py
+
+proto: install  ## Regenerate the messages of the gRPC port from tei.proto
+	$(BIN)/python -m grpc_tools.protoc -I infinity_bento/grpc_api --python_out=infinity_bento/grpc_api \
+	  --pyi_out=infinity_bento/grpc_api infinity_bento/grpc_api/tei.proto
 
 clean:  ## Remove the environment and caches
 	rm -rf $(VENV) $(VENV)-clients .mypy_cache .ruff_cache .pytest_cache build dist

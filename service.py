@@ -35,6 +35,7 @@ from infinity_bento.serving import (
     check_before_workers,
     image_from_bentoml,
     load_models,
+    open_grpc,
     settings_from_bentoml,
     weights_to_build_in,
 )
@@ -73,6 +74,7 @@ class InfinityBento:
 
     def __init__(self) -> None:
         self.engine = Engine(settings, wire.metrics)
+        self.grpc = wire.grpc_door(settings.workers)
 
     @bentoml.on_deployment
     @staticmethod
@@ -82,13 +84,15 @@ class InfinityBento:
         check_before_workers(settings, image)
 
     @bentoml.on_startup
-    def start(self) -> None:
+    async def start(self) -> None:
         """In each worker: load, at the first start while probes are answered."""
         load_models(self.engine, wire.fleet)
+        await open_grpc(self.grpc, self.engine, wire)
 
     @bentoml.on_shutdown
-    def stop(self) -> None:
+    async def stop(self) -> None:
         """Finish running batches and end the engine's threads."""
+        await self.grpc.close()
         self.engine.close()
 
     @bentoml.api(batchable=True, route="/bento/embed", max_batch_size=MOST_ITEMS)

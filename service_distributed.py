@@ -15,7 +15,7 @@ import bentoml
 from infinity_bento.engine import Engine
 from infinity_bento.images import build_image, gpu_resources, image_environment
 from infinity_bento.remote import RUNNER_CONNECTION, Parcel, RemoteEngine, RunnerEnd
-from infinity_bento.serving import EngineService, front_workers_from_bentoml, load_models
+from infinity_bento.serving import EngineService, front_workers_from_bentoml, load_models, open_grpc
 
 # Beside this file in a checkout or a Bento, inside the package when installed: as this file itself.
 single: Any = importlib.import_module("infinity_bento.service" if __package__ else "service")
@@ -23,6 +23,8 @@ settings, wire, image = single.settings, single.wire, single.image
 
 # The front has checked keys and sizes; a packed request is somewhat larger than its body was.
 BEHIND_THE_FRONT = replace(wire.api, api_key=None, cors_allow_origin=(), payload_limit=16 * wire.api.payload_limit)
+
+FRONT_WORKERS = front_workers_from_bentoml()
 
 COMMON: dict[str, Any] = {
     "traffic": {"timeout": 86_400},
@@ -69,7 +71,7 @@ class InfinityRunner:
 @bentoml.service(
     name="infinity-bento",
     image=build_image(image, single.packages),
-    workers=front_workers_from_bentoml(),
+    workers=FRONT_WORKERS,
     logging={"access": {"enabled": settings.access_log}},
     http={"host": settings.hostname, "port": settings.port},
     **COMMON,
@@ -83,17 +85,20 @@ class InfinityFront(single.InfinityBento.inner):  # type: ignore[misc]
 
     def __init__(self) -> None:
         self.engine = RemoteEngine(self._ask_runner)
+        self.grpc = wire.grpc_door(FRONT_WORKERS)
 
     async def _ask_runner(self, question: Parcel) -> Parcel:
         answer: Parcel = await self.runner.to_async.call("ask", question)
         return answer
 
     @bentoml.on_startup
-    def start(self) -> None:
+    async def start(self) -> None:
         """In each HTTP process: follow what the runner says of itself."""
         self.engine.start()
+        await open_grpc(self.grpc, self.engine, wire)
 
     @bentoml.on_shutdown
     async def stop(self) -> None:
-        """End the polling."""
+        """Take no more over gRPC, and end the polling."""
+        await self.grpc.close()
         await self.engine.stop()

@@ -52,9 +52,11 @@ def announce(settings: Settings, address: Address | None) -> None:
         return
     logger.info("%s", settings_block(settings_at(settings, address, _told_origins())))
     flag = "--hostname" if handed_on_options(os.environ) else "--host"
-    risk = exposure(address, has_key=settings.api_key is not None, flag=flag)
+    risk = exposure(address, has_key=settings.api_key is not None, flag=flag, grpc_port=settings.grpc_port)
     if risk is not None:
         logger.warning("%s", risk)
+    if settings.grpc_port is not None:
+        logger.info("gRPC: tei.v1 on port %d of the same address", settings.grpc_port)
     logger.info(
         "loading: requests are answered when the log says ready; %s/readyz tells the stage (Ctrl+C ends the server)",
         address.url,

@@ -15,6 +15,7 @@ from typing import NoReturn
 
 from infinity_bento import __version__, calibrate, catalogue, importing
 from infinity_bento.errors import ConfigError, LoadError
+from infinity_bento.grpc_door import require_grpc
 from infinity_bento.listening import Address, require_free
 from infinity_bento.options import BOOLEAN, MODEL_OPTIONS, OPTIONS, SERVER_OPTIONS, UNSUPPORTED, Option, closest
 from infinity_bento.settings import Settings, resolve
@@ -30,6 +31,7 @@ class Launch:
     arguments: list[str]
     environ: dict[str, str] = field(repr=False)  # holds the secrets
     address: Address
+    settings: Settings = field(repr=False)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -85,7 +87,7 @@ def plan_launch(cli: Mapping[str, Sequence[str]], environ: Mapping[str, str], di
     arguments += ["--host", settings.hostname, "--port", str(settings.port)]
     for name, texts in given.items():
         arguments += ["--arg", f"{name.replace('-', '_')}={';'.join(texts)}"]
-    return Launch(arguments, environment, Address(settings.hostname, settings.port))
+    return Launch(arguments, environment, Address(settings.hostname, settings.port), settings)
 
 
 def service_target() -> tuple[str, Path | None]:
@@ -266,6 +268,7 @@ def _pin_local_paths(given: CommandLine, directory: Path, settings: Settings) ->
 def _serve(cli: CommandLine) -> NoReturn:
     launch = plan_launch(cli, os.environ, Path.cwd())
     require_free(launch.address)
+    require_grpc(launch.settings, launch.address)
     sys.stdout.flush()
     os.execve(launch.arguments[0], launch.arguments, launch.environ)
 

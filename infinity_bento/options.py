@@ -312,6 +312,16 @@ SERVER_OPTIONS = (
     Option("hostname", ADDRESS, "0.0.0.0", "Address to listen on."),
     Option("port", PORT, 3000, "Port to listen on."),
     Option(
+        "grpc-port", PORT, None, "Port of TEI's gRPC service (tei.v1); needs the extra grpc.", default_text="no gRPC"
+    ),
+    Option(
+        "grpc-max-parallel-stream-requests",
+        integer(1),
+        1024,
+        "Most messages of one gRPC stream that are worked on at a time.",
+        env_aliases=("GRPC_MAX_PARALLEL_STREAM_REQUESTS",),
+    ),
+    Option(
         "workers", integer(1, 64), 1, "Server processes, each with all models; they share the CPUs, or take a GPU each."
     ),
     # TEI's 2 MB would refuse a full request of 2048 chunks of text (a kilobyte or two each).

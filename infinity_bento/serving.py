@@ -45,8 +45,9 @@ from infinity_bento.core import EngineStatus
 from infinity_bento.engine import Engine
 from infinity_bento.errors import InfinityError, NotReady
 from infinity_bento.fleet import RUN_FOLDER_VARIABLE, Fleet, choose_gpu
+from infinity_bento.grpc_door import GrpcDoor, require_grpc
 from infinity_bento.images import BUILD_ARGUMENTS, ImageArguments
-from infinity_bento.listening import leave_url, read_url, require_free
+from infinity_bento.listening import Address, leave_host, leave_url, read_host, read_url, require_free
 from infinity_bento.settings import Settings, from_bentoml_arguments, resolve
 from infinity_bento.sources import Source
 from infinity_bento.telemetry.logs import configure_logging
@@ -131,6 +132,10 @@ class Wire:
         observed = settings.tracing or settings.access_log
         return cls(settings, api, Metrics(), settings.tracing, Fleet.of_this_run(settings.workers), observed)
 
+    def grpc_door(self, processes: int) -> GrpcDoor:
+        """The gRPC port of one of ``processes`` that listen on it."""
+        return GrpcDoor(self.settings, self.api, self.metrics, processes)
+
     def app(self) -> ASGIApp:
         """The app to mount; ``EngineService`` puts the middleware around all of BentoML."""
         return create_app(current_engine, self.api, metrics=self.metrics, hardened=False, native=NATIVE_METHODS)
@@ -208,10 +213,8 @@ class EngineAppFactory(ServiceAppFactory):  # type: ignore[misc]
 
     async def readyz(self, request: Request) -> Response:
         """Ours: JSON with the stage while the models load, in this worker or another."""
-        engine = self._service_instance.engine
-        if self.service.inner.wire.fleet.complete:
-            return await readyz_reply(engine)  # type: ignore[return-value]
-        return await readyz_reply(WaitingForOthers(engine))  # type: ignore[return-value]
+        engine = with_readiness_of_all(self._service_instance.engine, self.service.inner.wire.fleet)
+        return await readyz_reply(engine)  # type: ignore[return-value]
 
     async def metrics(self, request: Request) -> Response:
         """Ours, of all workers together."""
@@ -231,6 +234,11 @@ class WaitingForOthers:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
+
+
+def with_readiness_of_all(engine: EngineLike, fleet: Fleet) -> EngineLike:
+    """The engine of this worker, but ready only once every worker has been."""
+    return engine if fleet.complete else WaitingForOthers(engine)  # type: ignore[return-value]
 
 
 class EngineService(Service[Any]):  # type: ignore[misc]
@@ -277,6 +285,7 @@ def check_before_workers(settings: Settings, image: ImageArguments | None = None
     try:
         if address is not None:
             require_free(address)
+        require_grpc(settings, address or Address(settings.hostname, settings.port))
         if image is not None and image.declared and _wants_gpu(settings):
             notice = check_image(image.architecture, visible_gpus())
             if notice is not None:
@@ -287,6 +296,7 @@ def check_before_workers(settings: Settings, image: ImageArguments | None = None
         raise BentoMLException(error.message) from None
     if address is not None:
         leave_url(folder, address)
+        leave_host(folder, address)
     announce(settings, address)
     if settings.workers > 1:
         replace_dead_workers()
@@ -346,6 +356,15 @@ def load_models(engine: Engine, fleet: Fleet) -> threading.Thread | None:
     thread = threading.Thread(target=load, name="load-models", daemon=True)
     thread.start()
     return thread
+
+
+async def open_grpc(door: GrpcDoor, engine: EngineLike, wire: Wire) -> None:
+    """In a worker: open the gRPC port, if there is to be one; if it cannot be had, stop the server."""
+    host = read_host(wire.fleet.folder) or wire.settings.hostname
+    try:
+        await door.open(host, lambda: engine, lambda: with_readiness_of_all(engine, wire.fleet))
+    except InfinityError as error:
+        _stop_server(error.message)
 
 
 def worker_number() -> int:

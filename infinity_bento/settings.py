@@ -74,6 +74,8 @@ class Settings:
     models: tuple[ModelSettings, ...]
     hostname: str = "0.0.0.0"
     port: int = 3000
+    grpc_port: int | None = None
+    grpc_max_parallel_stream_requests: int = 1024
     workers: int = 1
     payload_limit: int = 16_000_000  # bytes
     request_timeout_seconds: float = 60.0

@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from infinity_bento.errors import ConfigError
-from infinity_bento.options import ENVIRONMENT_PREFIX, OPTIONS, UNSUPPORTED, Option, closest
+from infinity_bento.options import ENVIRONMENT_PREFIX, OPTIONS, PORT, UNSUPPORTED, Option, closest
 
 # Set by `infinity-bento serve` for the `bentoml serve` it becomes: the options of its own command line, by name.
 HANDED_ON_VARIABLE = "INFINITY_BENTO_HANDED_ON"
@@ -159,9 +159,10 @@ def read_environment(environ: Mapping[str, str]) -> tuple[dict[str, Given], list
     for option in OPTIONS:
         for variable in (option.env, *option.env_aliases):
             text = environ.get(variable, "")
-            if text.startswith("tcp://") and option.name == "port":
+            if text.startswith("tcp://") and option.kind is PORT:
+                service = variable.removesuffix("_PORT").lower().replace("_", "-")
                 raise ConfigError(
-                    f"{variable} is {text!r}, which Kubernetes sets for a Service named 'infinity'; "
+                    f"{variable} is {text!r}, which Kubernetes sets for a Service named {service!r}; "
                     "rename the Service or set enableServiceLinks: false in the pod.",
                     param=option.name,
                 )

@@ -31,7 +31,7 @@ async def info(call: Call) -> Reply:
             "model_sha": first.revision,
             "model_dtype": first.dtype,
             "served_model_name": first.name,
-            "model_type": _model_type(first),
+            "model_type": model_type(first),
             "max_concurrent_requests": first.max_concurrent_requests,
             "max_input_length": first.max_input_length,
             "max_batch_tokens": first.max_batch_tokens,
@@ -47,7 +47,7 @@ async def info(call: Call) -> Reply:
     )
 
 
-def _model_type(model: ModelInfo) -> dict[str, Any]:
+def model_type(model: ModelInfo) -> dict[str, Any]:
     """TEI's tagged union: embedding with its pooling, or reranker / classifier with its labels."""
     if Task.EMBED in model.tasks or is_late_interaction(model):
         pooling = model.pooling or ""

@@ -10,6 +10,7 @@ from infinity_bento.api.body import read_object
 from infinity_bento.api.choosing import any_model
 from infinity_bento.api.envelopes import located
 from infinity_bento.api.exchange import Call, Reply
+from infinity_bento.api.fields import Body
 from infinity_bento.api.inputs import Inputs, check_batch_size, id_lists, texts
 from infinity_bento.api.protocol import TokenRow
 from infinity_bento.api.schemas import MODEL, TOKEN_IDS, array, nullable, record, ref
@@ -21,12 +22,21 @@ _CHARACTERS_PER_TOKEN = 250
 
 
 async def tokenize(call: Call) -> Reply:
-    """The tokens of each text with their place in it, nothing cut.
+    """POST /tokenize. Raises as ``tokens_of``."""
+    return call.reply([token_entries(row) for row in await tokens_of(call, await read_object(call))])
+
+
+async def decode(call: Call) -> Reply:
+    """POST /decode. Raises as ``texts_of``."""
+    return call.reply(await texts_of(call, await read_object(call)))
+
+
+async def tokens_of(call: Call, body: Body) -> list[Sequence[TokenRow]]:
+    """The tokens of each text of a body with their place in it, nothing cut.
 
     Raises:
         InfinityError: As the readers of the body, ``choosing.any_model`` and ``EngineLike.tokenize`` do.
     """
-    body = await read_object(call)
     info = any_model(call.engine, fields.string(body, "model"))
     inputs = texts(body, "inputs")
     check_batch_size(len(inputs.values), info, "inputs")
@@ -37,22 +47,21 @@ async def tokenize(call: Call) -> Reply:
         add_special_tokens=fields.boolean(body, "add_special_tokens", True),
         prompt_name=fields.prompt_name(body, info),
     )
-    return call.reply([token_entries(row) for row in _unwrapped(rows, inputs)])
+    return _unwrapped(rows, inputs)
 
 
-async def decode(call: Call) -> Reply:
-    """The text of each list of token ids.
+async def texts_of(call: Call, body: Body) -> list[str]:
+    """The text of each list of token ids of a body.
 
     Raises:
         InfinityError: As the readers of the body, ``choosing.any_model`` and ``EngineLike.decode`` do.
     """
-    body = await read_object(call)
     info = any_model(call.engine, fields.string(body, "model"))
     inputs = id_lists(body, "ids")
     check_batch_size(len(inputs.values), info, "ids")
     skip = fields.boolean(body, "skip_special_tokens", True)
     ids = [value for value in inputs.values if isinstance(value, list)]
-    return call.reply(_unwrapped(await call.engine.decode(info.name, ids, skip_special_tokens=skip), inputs))
+    return _unwrapped(await call.engine.decode(info.name, ids, skip_special_tokens=skip), inputs)
 
 
 def token_entries(row: Sequence[TokenRow]) -> list[dict[str, Any]]:
