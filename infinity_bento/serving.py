@@ -238,7 +238,7 @@ class WaitingForOthers:
 
 def with_readiness_of_all(engine: EngineLike, fleet: Fleet) -> EngineLike:
     """The engine of this worker, but ready only once every worker has been."""
-    return engine if fleet.complete else WaitingForOthers(engine)  # type: ignore[return-value]
+    return engine if fleet.complete else WaitingForOthers(engine)
 
 
 class EngineService(Service[Any]):  # type: ignore[misc]

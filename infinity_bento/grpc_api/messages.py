@@ -86,7 +86,7 @@ def server_info(info: ModelInfo, kind: str, version: str, sha: str | None, label
         model_id=info.model_id,
         model_sha=info.revision,
         model_dtype=info.dtype,
-        model_type=tei_pb2.ModelType.Value(f"MODEL_TYPE_{kind.upper()}"),
+        model_type=f"MODEL_TYPE_{kind.upper()}",
         max_concurrent_requests=_uint32(info.max_concurrent_requests),
         max_input_length=_uint32(info.max_input_length),
         max_batch_tokens=_uint32(info.max_batch_tokens),

@@ -75,7 +75,7 @@ class Rpcs:
         async def handle(request: Any, context: Any) -> Any:
             try:
                 call = self._call(context, waits)
-                made = await self._in_time(method(call, request, _model(context)))
+                made = await self._in_time(method(call, _read(request), _model(context)))
                 await _send_headers(context, call, made)
                 return made.response
             except BaseException as error:
@@ -91,7 +91,7 @@ class Rpcs:
                 model = self._admitted_model(context)
 
                 async def answer(request: Any) -> Made:
-                    return await self._in_time(method(self._call(context, True), request, model))
+                    return await self._in_time(method(self._call(context, True), _read(request), model))
 
                 async with aclosing(self._streams.answers(requests, answer)) as answers:
                     async for made in answers:
@@ -124,6 +124,7 @@ class Rpcs:
 
         def answer(request: Any) -> Coroutine[Any, Any, Made]:
             nonlocal size
+            _read(request)
             first[:] = first or [request]
             size += _RANK_BYTES
             if first[0].return_text:
@@ -210,6 +211,13 @@ class Rpcs:
         self._metrics.count_error(error.code)
         await context.abort(status_of(error), details_of(error), trailer_of(error))
         raise AssertionError("abort raises")
+
+
+def _read(request: Any) -> Any:
+    """The message; raises if it could not be read."""
+    if isinstance(request, InfinityError):
+        raise request
+    return request
 
 
 async def _send_headers(context: Any, call: Call, made: Made) -> None:

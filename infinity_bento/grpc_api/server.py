@@ -5,17 +5,19 @@ Started and stopped with the engine by ``grpc_door``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import grpc
 from google.protobuf import message_factory
 from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.message import DecodeError, Message
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from infinity_bento.api.protocol import ApiSettings, GetEngine
-from infinity_bento.errors import ConfigError
+from infinity_bento.errors import ConfigError, MalformedBody
 from infinity_bento.grpc_api import tei_pb2
 from infinity_bento.grpc_api.health import Health
 from infinity_bento.grpc_api.methods import SERVICES, WAITING
@@ -109,7 +111,7 @@ def _handler(rpcs: Rpcs, method: MethodDescriptor) -> Any:
     service = method.containing_service
     path = f"/{service.full_name}/{method.name}"
     coders = {
-        "request_deserializer": message_factory.GetMessageClass(method.input_type).FromString,
+        "request_deserializer": _reader(message_factory.GetMessageClass(method.input_type)),
         "response_serializer": message_factory.GetMessageClass(method.output_type).SerializeToString,
     }
     answer = SERVICES[service.name].methods[method.name.removesuffix("Stream")]
@@ -119,6 +121,19 @@ def _handler(rpcs: Rpcs, method: MethodDescriptor) -> Any:
     if not method.server_streaming:
         return grpc.stream_unary_rpc_method_handler(rpcs.rerank_stream(path), **coders)
     return grpc.stream_stream_rpc_method_handler(rpcs.stream(path, answer), **coders)
+
+
+def _reader(message_class: type[Message]) -> Callable[[bytes], Message | MalformedBody]:
+    """Reads a message. What is none becomes an error for the handler to raise: gRPC would log it as a fault of ours."""
+
+    def read(data: bytes) -> Message | MalformedBody:
+        try:
+            return message_class.FromString(data)
+        except DecodeError:
+            name = message_class.DESCRIPTOR.full_name
+            return MalformedBody(f"The message is no {name}; send what code made from tei.proto writes.")
+
+    return read
 
 
 def _transport_options(settings: GrpcSettings, api: ApiSettings) -> list[tuple[str, int]]:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from typing import Any, TypeVar
 
 from infinity_bento.errors import NotReady
 
 Q = TypeVar("Q")
 R = TypeVar("R")
+
+# A client that is still sending when its stream ends may see a failed write instead of the reason (Python's does). So
+# what it is about to send is read and dropped first; who has more than that to send gets the status all the same.
+LINGER_SECONDS = 0.25
 
 
 class Streams:
@@ -26,7 +30,7 @@ class Streams:
 
     async def answers(
         self, messages: AsyncIterator[Q], answer: Callable[[Q], Coroutine[Any, Any, R]]
-    ) -> AsyncIterator[R]:
+    ) -> AsyncGenerator[R, None]:
         """The answer to each message, in order.
 
         Close it (``contextlib.aclosing``): whatever is still at work is cancelled then, and so it is when an answer
@@ -41,11 +45,14 @@ class Streams:
         """
         slots = asyncio.Semaphore(self._window)
         at_work: asyncio.Queue[asyncio.Task[R] | None] = asyncio.Queue()
+        failed = False
 
         async def read() -> None:
             try:
                 await slots.acquire()
                 async for message in messages:
+                    if failed:
+                        continue
                     at_work.put_nowait(asyncio.create_task(answer(message)))
                     await slots.acquire()
             finally:
@@ -62,6 +69,11 @@ class Streams:
             if self._stopping:
                 raise NotReady("The server is stopping: open the stream again on another replica, from here on.")
             await reader
+        except Exception:
+            failed = True
+            slots.release()
+            await asyncio.wait([reader], timeout=LINGER_SECONDS)
+            raise
         finally:
             self._readers.discard(reader)
             await _cancelled(reader, at_work)

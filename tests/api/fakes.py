@@ -124,6 +124,7 @@ class FakeEngine:
     truncated_from: int | None = None
     submitted: list[Item] = field(default_factory=list)
     waits: bool = False  # whether the last submit waits for its turn
+    asked: int = 0  # items of all submits
     cancelled: int = 0
     dead: bool = False  # a device thread has died
     width: int = 8
@@ -160,6 +161,7 @@ class FakeEngine:
 
     async def submit(self, name: str, items: list[Item], *, wait: bool = False) -> list[Outcome]:
         self.submitted, self.waits = items, wait
+        self.asked += len(items)
         try:
             if self.wait is not None:
                 await self.wait.wait()
