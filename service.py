@@ -28,7 +28,7 @@ from infinity_bento.api.native_items import (
 )
 from infinity_bento.bundled import carrying_packages, needs_hub_token
 from infinity_bento.engine import Engine
-from infinity_bento.images import build_image, gpu_resources, image_environment
+from infinity_bento.images import GRPC_PACKAGES, build_image, gpu_resources, image_environment
 from infinity_bento.serving import (
     EngineService,
     Wire,
@@ -45,7 +45,7 @@ settings = settings_from_bentoml(__file__)
 image = image_from_bentoml()
 weights = weights_to_build_in(settings)
 hub_token = needs_hub_token(weights)
-packages = list(carrying_packages(settings).values())
+packages = [*carrying_packages(settings).values(), *(GRPC_PACKAGES if settings.grpc_port is not None else ())]
 wire = Wire.from_settings(settings, __version__)
 
 # The engine's queue decides what forms a batch; this bound only keeps one client call within the wire's limits.

@@ -24,6 +24,7 @@ PYTHON_IMAGE = "python:3.11-slim-bookworm"
 CUDA_IMAGE = "nvidia/cuda:13.0.1-devel-ubuntu24.04"  # has nvcc; only what is compiled from source needs it
 UV = "uv==0.13.4"  # the version BentoML's Dockerfile asks for
 FLASH_ATTN = "flash-attn==2.8.3.post2"
+GRPC_PACKAGES = ("grpcio==1.85.3", "grpcio-health-checking==1.85.1", "grpcio-reflection==1.85.1", "protobuf==7.36.2")
 KERNEL_CACHE = "/home/bentoml/.cache/flash-attention"
 
 # Without telemetry: neither BentoML's nor the hub client's. This package has none.

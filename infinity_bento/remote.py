@@ -29,6 +29,8 @@ RUNNER_CONNECTION = {"max_requests": 2**31 - 1, "max_age": 10 * 365 * 86_400.0}
 
 POLL_LOADING_SECONDS = 0.25
 POLL_READY_SECONDS = 2.0
+# Idle connections are closed many at once, after a wave of requests; the pauses let the client notice the others.
+RETRY_PAUSES_SECONDS = (0.0, 0.05, 0.25)
 
 
 class Parcel:
@@ -177,13 +179,15 @@ class RemoteEngine:
 
     async def _call(self, method: str, *arguments: Any, **keywords: Any) -> Any:
         question = Parcel.of((method, arguments, keywords))
-        try:
-            answer = await self._ask(question)
-        except (aiohttp.ClientConnectionError, ConnectionError):
-            # The connection was idle too long, or the runner was replaced: asking again computes the same.
+        for pause_seconds in RETRY_PAUSES_SECONDS:
             try:
-                answer = await self._ask(question)
-            except (aiohttp.ClientError, OSError) as error:
-                self._lost(error)
-                raise NotReady(f"The runner does not answer ({type(error).__name__}): retry shortly.") from error
-        return answer.value()
+                return (await self._ask(question)).value()
+            except (aiohttp.ClientConnectionError, ConnectionError) as error:
+                # The connection was idle too long, or the runner was replaced: asking again computes the same.
+                logger.debug("asking the runner again: %r", error)
+                await asyncio.sleep(pause_seconds)
+        try:
+            return (await self._ask(question)).value()
+        except (aiohttp.ClientError, OSError) as error:
+            self._lost(error)
+            raise NotReady(f"The runner does not answer ({type(error).__name__}): retry shortly.") from error

@@ -11,24 +11,28 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import bentoml
+import grpc
 import httpx
 import numpy as np
 import pytest
 from sentence_transformers import SentenceTransformer
 
-from tests.bentos import Served, environment, serve
+from infinity_bento.grpc_api import tei_pb2
+from tests.bentos import Served, environment, free_port, serve
 from tests.conftest import MINILM, mixed_texts
+from tests.grpc_api.rig import connected, refusal
 
 ROOT = Path(__file__).parent.parent
 KEY = "key-of-this-test"
 HEADERS = {"authorization": f"Bearer {KEY}"}
 FRONTS = 2
+GRPC_PORT = free_port()
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("distributed")
-    environ = environment(folder / "home", INFINITY_API_KEY=KEY)
+    environ = environment(folder / "home", INFINITY_API_KEY=KEY, INFINITY_GRPC_PORT=str(GRPC_PORT))
     arguments = ["service_distributed:InfinityFront", "--arg", f"front_workers={FRONTS}"]
     with serve(arguments, ROOT, environ, folder / "server.log") as made:
         yield made
@@ -40,6 +44,19 @@ def test_its_processes(served: Served) -> None:
     assert sum("--service-name infinity-runner" in command for command in commands) == 1
     assert httpx.post(f"{served.url}/ask", content=b"x", headers=HEADERS).status_code == 404
     assert httpx.post(f"{served.url}/embed", json={"inputs": "x"}).status_code == 401
+
+
+async def test_the_fronts_share_a_grpc_port_and_ask_the_runner(served: Served, oracle: SentenceTransformer) -> None:
+    texts = mixed_texts(100, seed=22)
+    requests = [tei_pb2.EmbedRequest(inputs=text, truncate=True) for text in texts]
+    async with connected(GRPC_PORT) as client:
+        error = await refusal(client.Embed(requests[0]))
+        assert error.code() is grpc.StatusCode.UNAUTHENTICATED
+        answers = await client.all("EmbedStream", requests, metadata=tuple(HEADERS.items()))
+        error = await refusal(client.Embed(tei_pb2.EmbedRequest(inputs="word " * 999), metadata=tuple(HEADERS.items())))
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    vectors = np.array([answer.embeddings for answer in answers])
+    assert np.abs(vectors - oracle.encode(texts)).max() < 1e-5
 
 
 async def test_nothing_is_lost_at_concurrency_16(served: Served, oracle: SentenceTransformer) -> None:

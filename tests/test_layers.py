@@ -12,6 +12,14 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "infinity_bento"
 FORBIDDEN = {
     "api": {"torch", "transformers", "infinity_bento.runners", "infinity_bento.models", "infinity_bento.heads"},
+    "grpc_api": {
+        "torch",
+        "transformers",
+        "bentoml",
+        "infinity_bento.runners",
+        "infinity_bento.models",
+        "infinity_bento.heads",
+    },
     "runners": {"bentoml", "starlette", "infinity_bento.api"},
     "heads": {"bentoml", "starlette", "infinity_bento.api", "infinity_bento.models", "infinity_bento.runners"},
     "models": {"bentoml", "starlette", "infinity_bento.api", "infinity_bento.heads", "infinity_bento.runners"},

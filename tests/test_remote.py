@@ -12,7 +12,7 @@ import pytest
 from infinity_bento.core import EngineStatus, Item, Result, Task
 from infinity_bento.engine import Engine
 from infinity_bento.errors import InvalidInput, NotReady, Overloaded, ServerError, UnknownModel, UnsupportedTask
-from infinity_bento.remote import RUNNER_CONNECTION, Parcel, RemoteEngine, RunnerEnd
+from infinity_bento.remote import RETRY_PAUSES_SECONDS, RUNNER_CONNECTION, Parcel, RemoteEngine, RunnerEnd
 from tests.conftest import MINILM, embed_items, mixed_texts, vectors
 
 Ask = Callable[[Parcel], Awaitable[Parcel]]
@@ -62,7 +62,7 @@ async def test_a_runner_answers_only_what_it_is_for(engine: Engine) -> None:
         answer.value()
 
 
-async def test_a_lost_connection_is_tried_once_more(engine: Engine) -> None:
+async def test_lost_connections_are_tried_again_but_not_for_ever(engine: Engine) -> None:
     lost: list[bool] = []
     end = RunnerEnd(engine)
 
@@ -72,9 +72,10 @@ async def test_a_lost_connection_is_tried_once_more(engine: Engine) -> None:
         return await end.answer(question)
 
     remote = await connected(ask)
-    lost.append(True)
-    assert isinstance((await remote.submit(MINILM, embed_items(["again"])))[0], Result)
-    lost += [True, True]
+    for times in range(1, 1 + len(RETRY_PAUSES_SECONDS)):
+        lost += [True] * times
+        assert isinstance((await remote.submit(MINILM, embed_items(["again"])))[0], Result)
+    lost += [True] * (1 + len(RETRY_PAUSES_SECONDS))
     with pytest.raises(NotReady, match="does not answer"):
         await remote.submit(MINILM, embed_items(["again"]))
     await remote.stop()
