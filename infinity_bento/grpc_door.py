@@ -49,7 +49,7 @@ def require_grpc(settings: Settings, address: Address) -> None:
     if missing:
         raise ConfigError(
             f"{FLAG} is {port}, and {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed; "
-            "install the extra with pip install 'infinity-bento[grpc]' (an image: build it with --arg grpc_port), or leave "
+            "install the extra with pip install 'infinity-bento[grpc]', build an image with --arg grpc_port, or leave "
             "the option out.",
             param="grpc-port",
         )

@@ -66,9 +66,10 @@ class Streams:
             while (task := await at_work.get()) is not None:
                 yield await task
                 slots.release()
-            if self._stopping:
+            await asyncio.wait([reader])
+            if reader.cancelled() and self._stopping:
                 raise NotReady("The server is stopping: open the stream again on another replica, from here on.")
-            await reader
+            reader.result()  # what went wrong while reading, if anything did
         except Exception:
             failed = True
             slots.release()

@@ -293,6 +293,22 @@ async def test_a_stopping_server_answers_what_it_has_read_and_ends_the_stream() 
         await asyncio.wait_for(stopping, 5)
 
 
+async def test_a_stopping_server_completes_a_stream_that_was_sent_whole() -> None:
+    engine = serving(EMBEDDER, RERANKER, wait=asyncio.Event())
+    assert engine.wait is not None
+    async with rig.serving_at(engine) as (port, server), rig.connected(port) as client:
+        embedded = asyncio.create_task(client.all("EmbedStream", [TEXT] * 3))
+        ranked = client.RerankStream([pb.RerankStreamRequest(query="q", text="a")] * 3)
+        unary = client.Embed(TEXT)
+        await until(lambda: engine.asked == 7)
+        await asyncio.sleep(0.05)  # the ends of the streams arrive
+        stopping = asyncio.create_task(server.stop(5))
+        await asyncio.sleep(0.05)
+        engine.wait.set()
+        assert len(await embedded) == 3 and len((await ranked).ranks) == 3 and (await unary).embeddings
+        await asyncio.wait_for(stopping, 5)
+
+
 # Metrics --------------------------------------------------------------------------------------------------------------
 
 
