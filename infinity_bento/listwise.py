@@ -51,6 +51,11 @@ def listwise_scores(blocks: Sequence[Block]) -> ListwiseScores:
     return ListwiseScores(cosines(query, documents).astype(np.float32), cuts)
 
 
+def pair_scores(blocks: Sequence[Block]) -> FloatArray:
+    """The output of an item that is one pair, ``[1]``, as that of other rerankers."""
+    return listwise_scores(blocks).scores
+
+
 def cosines(query: FloatArray, documents: FloatArray) -> FloatArray:
     """``[P]`` and ``[n, P]`` to ``[n]``; 0 for a vector of zeros."""
     norms = np.linalg.norm(query) * np.linalg.norm(documents, axis=1)

@@ -26,6 +26,7 @@ from infinity_bento.errors import (
     PayloadTooLarge,
     ServerError,
     Unauthorized,
+    UnsupportedTask,
 )
 from infinity_bento.grpc_api import methods, tei_pb2
 from infinity_bento.grpc_api.methods import Made, Method
@@ -118,6 +119,11 @@ class Rpcs:
     async def _ranked(self, call: Call, requests: AsyncIterator[Any], context: Any) -> Made:
         """The ranking of everything that comes, by the options of the first message."""
         info = resolve_or_late_interaction(call.engine, _model(context), Task.RERANK)
+        if info.listwise:
+            raise UnsupportedTask(
+                f"Model {info.name!r} reads all texts of a query together, and a stream brings one at a time: call "
+                "Rerank with all of them."
+            )
         texts: list[str] = []
         first: list[Any] = []
         size = 0

@@ -15,7 +15,7 @@ from infinity_bento.errors import EmptyInput, InfinityError, InputTooLong, Inval
 from infinity_bento.inputs.plain_text import Envelope, PlainText
 from infinity_bento.inputs.shortening import Shortener
 from infinity_bento.inputs.tokenization import TextRules, TextTokenizer
-from infinity_bento.listwise import Cut, listwise_scores
+from infinity_bento.listwise import Cut, listwise_scores, pair_scores
 
 # Of the published code.
 DOCUMENT_MARK, QUERY_MARK = "<|embed_token|>", "<|rerank_token|>"
@@ -109,7 +109,7 @@ class ListwiseTokenizer(TextTokenizer):
         return Encoded(
             [],
             parts=parts,
-            merge=listwise_scores,
+            merge=listwise_scores if item.documents is not None else pair_scores,
             truncated_from=sum(map(len, parts)) + lost if lost else None,
             characters=len(query) + sum(map(len, documents)),
         )

@@ -77,6 +77,7 @@ async def test_a_bad_request_is_told_what_is_wrong(name: str, request_: Any, cod
         (serving(TAGGER), "Predict", pb.PredictRequest(inputs="a"), Code.FAILED_PRECONDITION),
         (serving(CLASSIFIER), "Rerank", pb.RerankRequest(query="q", texts=["a"]), Code.FAILED_PRECONDITION),
         (serving(CLASSIFIER), "RerankStream", [], Code.FAILED_PRECONDITION),
+        (serving(replace(RERANKER, listwise=True)), "RerankStream", [], Code.FAILED_PRECONDITION),
         (serving(INFO, raises=InferenceError("It gave NaN; send another.")), "Embed", TEXT, Code.FAILED_PRECONDITION),
         (serving(INFO, raises=OutOfMemory("Too large; send less.")), "Embed", TEXT, Code.UNAVAILABLE),
         (serving(INFO, raises=NotReady("It stops; retry elsewhere.")), "Embed", TEXT, Code.UNAVAILABLE),

@@ -102,7 +102,8 @@ def test_scores_alone_batched_and_shuffled(engine: Engine, reference: tiny_listw
 
 def test_a_pair_is_a_list_of_one(engine: Engine, reference: tiny_listwise.Reference) -> None:
     (outcome,) = ask(engine, [Item(Task.RERANK, text=QUERY, text_pair=HARMLESS[0])])
-    assert scores(outcome) == pytest.approx(reference.scores(QUERY, HARMLESS[:1]), abs=TOLERANCE)
+    assert isinstance(outcome, Result) and outcome.output.shape == (1,)  # as of any reranker of pairs
+    assert outcome.output == pytest.approx(reference.scores(QUERY, HARMLESS[:1]), abs=TOLERANCE)
 
 
 def test_documents_cannot_forge_a_marker(engine: Engine, reference: tiny_listwise.Reference) -> None:
@@ -191,6 +192,8 @@ async def test_every_rerank_route(engine: Engine, reference: tiny_listwise.Refer
         shown = {result["index"]: result.get("truncated") for result in answer.json()["results"]}
         assert shown[1] is None and shown[0]["to"] == 2048 and shown[0]["from"] > 2048
         assert (await client.post("/predict", json={"inputs": "a"})).status_code == 422
+        pair = await client.post("/predict", json={"inputs": [[QUERY, HARMLESS[0]]], "raw_scores": True})
+        assert pair.json()[0][0]["score"] == pytest.approx(reference.scores(QUERY, HARMLESS[:1])[0], abs=TOLERANCE)
 
 
 async def test_the_native_method(engine: Engine, reference: tiny_listwise.Reference) -> None:
