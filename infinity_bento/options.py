@@ -198,8 +198,16 @@ MODEL_OPTIONS = (
         DEFAULT_MODEL,
         "Checkpoint: a Hugging Face id, a local folder or a Bento model tag.",
         per_model=True,
+        env_aliases=("MODEL_ID",),
     ),
-    Option("revision", LINE, None, "Branch, tag or commit of the checkpoint.", per_model=True),
+    Option(
+        "revision",
+        LINE,
+        None,
+        "Branch, tag or commit of the checkpoint.",
+        per_model=True,
+        env_aliases=("REVISION",),
+    ),
     Option(
         "served-model-name",
         LINE,
@@ -207,6 +215,7 @@ MODEL_OPTIONS = (
         "Public name of the model in requests; must be unique.",
         per_model=True,
         default_text="the model id",
+        env_aliases=("SERVED_MODEL_NAME",),
     ),
     Option("torch-device", DEVICE, "auto", "Device to run on; auto picks a GPU where there is one.", per_model=True),
     Option(
@@ -216,6 +225,7 @@ MODEL_OPTIONS = (
         "Precision of the forward pass; auto is float32 on the CPU, else bfloat16. mixed, for CPUs with "
         "bfloat16 units, has products in bfloat16 and all else in float32.",
         per_model=True,
+        env_aliases=("DTYPE",),
     ),
     Option(
         "cpu-linear",
@@ -239,6 +249,7 @@ MODEL_OPTIONS = (
         "Override of the checkpoint's pooling.",
         per_model=True,
         default_text="as the checkpoint says",
+        env_aliases=("POOLING",),
     ),
     Option(
         "decision-protocol",
@@ -256,19 +267,41 @@ MODEL_OPTIONS = (
         per_model=True,
         default_text="infinity_calibration.json of the checkpoint, if there is one",
     ),
-    Option("max-batch-tokens", integer(1), 16384, "Most tokens of one forward pass.", per_model=True),
-    Option("max-batch-requests", integer(1), None, "Most inputs of one forward pass.", per_model=True),
+    Option(
+        "max-batch-tokens",
+        integer(1),
+        16384,
+        "Most tokens of one forward pass.",
+        per_model=True,
+        env_aliases=("MAX_BATCH_TOKENS",),
+    ),
+    Option(
+        "max-batch-requests",
+        integer(1),
+        None,
+        "Most inputs of one forward pass.",
+        per_model=True,
+        env_aliases=("MAX_BATCH_REQUESTS",),
+    ),
     Option(
         "max-concurrent-requests",
         integer(1),
         512,
         "Most inputs in flight; above it a request gets a 429 at once. A larger request runs when nothing else does.",
         per_model=True,
+        env_aliases=("MAX_CONCURRENT_REQUESTS",),
     ),
     # 2048 is the documented array limit of OpenAI's embeddings API: clients written for it split their lists there
     # (LangChain sends 1000), so TEI's 32 would turn their defaults into errors. Memory is bounded elsewhere, by
     # payload-limit and max-batch-tokens.
-    Option("max-client-batch-size", integer(1), 2048, "Most inputs of one request.", per_model=True),
+    Option(
+        "max-client-batch-size",
+        integer(1),
+        2048,
+        "Most inputs of one request.",
+        per_model=True,
+        env_aliases=("MAX_CLIENT_BATCH_SIZE",),
+    ),
     Option(
         "max-sequence-length",
         integer(1),
@@ -278,10 +311,20 @@ MODEL_OPTIONS = (
         default_text="the model's own limit",
     ),
     Option(
-        "auto-truncate", BOOLEAN, True, "Cut inputs that are too long (and say so); false: refuse them.", per_model=True
+        "auto-truncate",
+        BOOLEAN,
+        True,
+        "Cut inputs that are too long (and say so); false: refuse them.",
+        per_model=True,
+        env_aliases=("AUTO_TRUNCATE",),
     ),
     Option(
-        "default-prompt", PROMPT, None, "Text put before every input; excludes --default-prompt-name.", per_model=True
+        "default-prompt",
+        PROMPT,
+        None,
+        "Text put before every input; excludes --default-prompt-name.",
+        per_model=True,
+        env_aliases=("DEFAULT_PROMPT",),
     ),
     Option(
         "default-prompt-name",
@@ -289,6 +332,7 @@ MODEL_OPTIONS = (
         None,
         "Name of a prompt saved in the checkpoint; excludes --default-prompt.",
         per_model=True,
+        env_aliases=("DEFAULT_PROMPT_NAME",),
     ),
     Option(
         "tokenization-workers",
@@ -297,6 +341,7 @@ MODEL_OPTIONS = (
         "Tokenizer threads.",
         per_model=True,
         default_text="available CPUs - 1, from 2 to 8",
+        env_aliases=("TOKENIZATION_WORKERS",),
     ),
     Option(
         "dense-path",
@@ -305,12 +350,19 @@ MODEL_OPTIONS = (
         "Folder of the Dense module inside the checkpoint, such as 2_Dense_1024.",
         per_model=True,
         default_text="as the checkpoint says",
+        env_aliases=("DENSE_PATH",),
     ),
 )
 
 SERVER_OPTIONS = (
     Option("hostname", ADDRESS, "0.0.0.0", "Address to listen on."),
-    Option("port", PORT, 3000, "Port to listen on."),
+    Option(
+        "port",
+        PORT,
+        3000,
+        "Port to listen on.",
+        env_aliases=("PORT",),
+    ),
     Option(
         "grpc-port", PORT, None, "Port of TEI's gRPC service (tei.v1); needs the extra grpc.", default_text="no gRPC"
     ),
@@ -325,11 +377,29 @@ SERVER_OPTIONS = (
         "workers", integer(1, 64), 1, "Server processes, each with all models; they share the CPUs, or take a GPU each."
     ),
     # TEI's 2 MB would refuse a full request of 2048 chunks of text (a kilobyte or two each).
-    Option("payload-limit", integer(1), 16_000_000, "Most bytes of a request body."),
-    Option("request-timeout-seconds", SECONDS, 60.0, "Time after which an unanswered request gets a 504."),
-    Option("api-key", SECRET, None, "Key that requests must carry as Authorization: Bearer KEY.", secret=True),
     Option(
-        "cors-allow-origin", ORIGIN, (), "Origin whose pages may call the API from a browser; * means any.", many=True
+        "payload-limit",
+        integer(1),
+        16_000_000,
+        "Most bytes of a request body.",
+        env_aliases=("PAYLOAD_LIMIT",),
+    ),
+    Option("request-timeout-seconds", SECONDS, 60.0, "Time after which an unanswered request gets a 504."),
+    Option(
+        "api-key",
+        SECRET,
+        None,
+        "Key that requests must carry as Authorization: Bearer KEY.",
+        secret=True,
+        env_aliases=("API_KEY",),
+    ),
+    Option(
+        "cors-allow-origin",
+        ORIGIN,
+        (),
+        "Origin whose pages may call the API from a browser; * means any.",
+        many=True,
+        env_aliases=("CORS_ALLOW_ORIGIN",),
     ),
     Option(
         "huggingface-hub-cache",
@@ -345,7 +415,7 @@ SERVER_OPTIONS = (
         None,
         "Token for private and gated checkpoints.",
         secret=True,
-        env_aliases=("HF_TOKEN",),
+        env_aliases=("HF_TOKEN", "HF_API_TOKEN"),
         default_text="the hub client's own",
     ),
     Option(
@@ -358,7 +428,13 @@ SERVER_OPTIONS = (
     Option("warmup", BOOLEAN, True, "Run a few batches before the server reports ready."),
     Option("access-log", BOOLEAN, False, "Write one log line for each request."),
     Option("tracing", BOOLEAN, False, "Record OpenTelemetry spans."),
-    Option("json-output", BOOLEAN, False, "Write log lines as JSON."),
+    Option(
+        "json-output",
+        BOOLEAN,
+        False,
+        "Write log lines as JSON.",
+        env_aliases=("JSON_OUTPUT",),
+    ),
     Option(
         "log-level", choice("debug", "info", "warning", "error", "critical"), "info", "Least severity that is logged."
     ),
@@ -383,6 +459,7 @@ UNSUPPORTED: Mapping[str, str] = {
     "otlp-endpoint": "is not supported yet; leave it out",
     "otlp-service-name": "is not supported yet; leave it out",
     "disable-spans": "is not supported yet; spans are off unless --tracing is given",
+    "hf-api-token": "is not an option here; use --hf-token",
     "uds-path": "is not supported yet; there is no separate backend process to reach by a socket",
     "trust-remote-code": "is not supported; code from checkpoints is never run",
     "batch-size": "is not an option here; use --max-batch-tokens or --max-batch-requests",
