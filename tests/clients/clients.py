@@ -1,13 +1,20 @@
-"""What five clients get from a server: ``python clients.py URL``. Exits 1 at the first that fails."""
+"""What five clients get from a server: ``python clients.py URL DECODER_URL DECODER_TOKENIZER``.
+
+Exits 1 at the first that fails.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
+from pathlib import Path
 
 import bentoml
 import cohere
 import numpy as np
+import tiktoken.model
+import tiktoken.registry
 from huggingface_hub import InferenceClient
 from langchain_openai import OpenAIEmbeddings
 from openai import OpenAI
@@ -21,7 +28,24 @@ def near(left: object, right: object, tolerance: float = 1e-5) -> None:
     assert difference < tolerance, difference
 
 
-def main(url: str) -> None:
+def as_tiktoken(file: Path) -> tiktoken.Encoding:
+    """A byte-level BPE of a ``tokenizer.json`` as tiktoken has it: its ids are in the order of its merges."""
+    content = json.loads(file.read_text())
+    special = {token["content"]: token["id"] for token in content["added_tokens"]}
+    # GPT-2's table of printable characters that stand for bytes.
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    byte_of = {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
+    ranks = {
+        bytes(byte_of[character] for character in token): rank
+        for token, rank in content["model"]["vocab"].items()
+        if token not in special
+    }
+    pattern = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+    return tiktoken.Encoding("decoder", pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
+
+
+def main(url: str, decoder_url: str, tokenizer: str) -> None:
     """Every client once."""
     with OpenAI(base_url=f"{url}/v1", api_key="any") as openai:
         vectors = [row.embedding for row in openai.embeddings.create(model="embedder", input=TEXTS).data]
@@ -30,7 +54,14 @@ def main(url: str) -> None:
     chain = OpenAIEmbeddings(base_url=f"{url}/v1", api_key="any", model="embedder", check_embedding_ctx_length=False)
     near(chain.embed_documents(TEXTS), vectors)
     near(chain.embed_query(TEXTS[0]), vectors[0])
-    print("langchain-openai: embeddings")
+    # Token arrays, which is what it sends unless told not to, in the vocabulary of a served model.
+    tiktoken.registry.ENCODINGS["decoder"] = as_tiktoken(Path(tokenizer))
+    tiktoken.model.MODEL_TO_ENCODING["decoder"] = "decoder"
+    there = {"base_url": f"{decoder_url}/v1", "api_key": "any", "model": "decoder"}
+    arrays = OpenAIEmbeddings(**there)
+    texts = OpenAIEmbeddings(**there, check_embedding_ctx_length=False)
+    near(arrays.embed_documents(TEXTS), texts.embed_documents(TEXTS))
+    print("langchain-openai: embeddings, of texts and of token arrays")
 
     client = cohere.ClientV2(api_key="any", base_url=url)
     embedded = client.embed(model="embedder", texts=TEXTS, input_type="search_document", embedding_types=["float"])
@@ -66,4 +97,4 @@ def main(url: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])
