@@ -253,7 +253,7 @@ MODEL_OPTIONS = (
     ),
     Option(
         "decision-protocol",
-        choice("laya", "clef", "pplx-joint", "pplx", "d3", "onejev", "rune"),
+        choice("laya", "clef", "pplx-joint", "pplx", "d3", "jev", "onejev", "rune"),
         None,
         "How a decision model is asked, for checkpoints without a file that says so (onejev, rune).",
         per_model=True,

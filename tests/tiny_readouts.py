@@ -74,6 +74,41 @@ def readout(prompt: str = "d3", mode: str = "causal") -> Path:
     return path
 
 
+VERBALIZERS = ["no", "yes", *"012345", *"ABCDEFGHIJKLMNOP"]
+JUDGE: dict[str, Any] = {
+    "softcap": 2.0,
+    "adapter_subfolder": None,
+    "slots": {
+        "num_slots": len(VERBALIZERS),
+        "verbalizers": VERBALIZERS,
+        "ranges": {"noul": [0, 2], "score": [2, 8], "choice": [8, 24]},
+    },
+}
+
+
+@functools.cache
+def jev(gemma: bool = False) -> Path:
+    """A folder of JEV: the model, ``judge_config.json``, ``calibration.json``, ``head.safetensors``; no adapter."""
+    path = tiny.root() / f"decision-jev-{'gemma' if gemma else 'qwen'}"
+    torch.manual_seed(3)
+    config: Any
+    if gemma:
+        config = transformers.Gemma2Config(**tiny.DECODER, sliding_window=16, pad_token_id=0, bos_token_id=2)
+        tiny.shake(transformers.Gemma2Model(config)).float().eval().save_pretrained(path)
+        tokenizers.gemma().save_pretrained(path)
+    else:
+        config = transformers.Qwen3_5TextConfig(**TEXT)
+        tiny.shake(transformers.Qwen3_5TextModel(config)).float().eval().save_pretrained(path)
+        tokenizer().save_pretrained(path)
+    generator = torch.Generator().manual_seed(9)
+    rows = torch.randn(len(VERBALIZERS), tiny.WIDTH, generator=generator) * 0.3
+    bias = torch.randn(len(VERBALIZERS), generator=generator) * 0.1
+    save_file({"weight": rows, "bias": bias}, path / "head.safetensors")
+    (path / "judge_config.json").write_text(json.dumps(JUDGE))
+    (path / "calibration.json").write_text(json.dumps({"per_kind": {"noul": 1.1, "choice": 1.2, "score": 0.9}}))
+    return path
+
+
 @functools.cache
 def onejev() -> Path:
     """A whole language model with its vision tower and no file that says what it is for."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from infinity_bento.checkpoints import laya
+from infinity_bento.checkpoints import jev, laya
 from infinity_bento.checkpoints.json_files import JsonObject
 from infinity_bento.checkpoints.layout import Layout
 from infinity_bento.checkpoints.temperatures import DEFAULT, Temperatures
@@ -40,6 +40,7 @@ class Protocol(enum.StrEnum):
     PPLX_JOINT = "pplx-joint"
     PPLX = "pplx"
     D3 = "d3"
+    JEV = "jev"
     ONEJEV = "onejev"
     RUNE = "rune"
 
@@ -94,7 +95,8 @@ def _by_files(folder: Path) -> tuple[Protocol, str] | None:
         return Protocol(named), str(own.file)
     config = JsonObject.read_optional(folder / CONFIG_FILE)
     if not config.data:
-        return None
+        judge = folder / jev.CONFIG_FILE
+        return (Protocol.JEV, str(judge)) if judge.is_file() else None
     version = config.integer("format_version")
     if version == 2:
         return Protocol.PPLX_JOINT, f"{config.file}: format_version 2"
@@ -150,4 +152,11 @@ def language_model(layout: Layout, protocol: Protocol) -> Layout:
         protocol in (Protocol.PPLX, Protocol.D3) and not read_readout(layout.path).causal
     ):
         changed["is_causal"] = False
-    return replace(layout, config=changed, model_type=str(changed.get("model_type")), tensor_prefix=prefix)
+    adapter = jev.read_jev(layout.path).adapter if protocol is Protocol.JEV else None
+    return replace(
+        layout,
+        config=changed,
+        model_type=str(changed.get("model_type")),
+        tensor_prefix=prefix,
+        adapter_path=None if adapter is None else layout.path / adapter,
+    )

@@ -64,6 +64,7 @@ class Layout:
     weights_folder: Path | None = None
     tokenizer_folder: Path | None = None
     tensor_prefix: str = ""  # of the transformer's tensors; those without it belong to a head
+    adapter_path: Path | None = None  # folder of a LoRA that belongs to the weights; None: there is none
     modules: tuple[ModuleSpec, ...] = ()  # what follows the transformer
     has_sentence_transformers: bool = False  # there is a modules.json
     prompts: dict[str, str] = field(default_factory=dict)

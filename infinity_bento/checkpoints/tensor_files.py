@@ -87,6 +87,20 @@ def read_tensors(
     return TensorFiles(files, tensors, origin)
 
 
+def read_file(file: Path) -> dict[str, Tensor]:
+    """All tensors of one safetensors file, on the CPU.
+
+    Raises:
+        LoadError: The file is missing or corrupt.
+        WeightMismatch: A tensor is not finite.
+    """
+    if not file.is_file():
+        raise LoadError(f"{file} is missing; a complete checkpoint has this file, so download it again.")
+    tensors = _read_safetensors(file, torch.device("cpu"), None)
+    refuse_non_finite(TensorFiles((file,), tensors, dict.fromkeys(tensors, file)))
+    return tensors
+
+
 def refuse_non_finite(read: TensorFiles) -> None:
     """Refuse weights that are NaN or infinite, at the price of one pass over them.
 

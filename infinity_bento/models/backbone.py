@@ -27,6 +27,7 @@ from infinity_bento.checkpoints.weights import WeightReport, load_module
 from infinity_bento.core import Encoded
 from infinity_bento.errors import LoadError
 from infinity_bento.models import adapters as task_adapters
+from infinity_bento.models import merged_adapter
 from infinity_bento.models.adapters import AdapterSwitch
 from infinity_bento.models.linears import LinearPlan, Precision, best_kernel, replace_linears
 from infinity_bento.models.patches import dynamic_rope
@@ -49,6 +50,9 @@ class CheckpointLayout(Protocol):
 
     @property
     def tensor_prefix(self) -> str: ...
+
+    @property
+    def adapter_path(self) -> Path | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,6 +287,8 @@ def load_backbone(
         allow_missing=(r"^pooler\.",),
         background_check=True,  # self_check waits for it
     )
+    if layout.adapter_path is not None:
+        merged_adapter.merge(module, layout.adapter_path)
     if family.native_class is None:
         config = teach_packing(module, family)
     if found is not None:

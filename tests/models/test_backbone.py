@@ -172,6 +172,7 @@ def test_a_layout_is_only_asked_for_config_and_weights() -> None:
         transformer_path=layout.transformer_path,
         weights_path=layout.transformer_path,
         tensor_prefix="",
+        adapter_path=None,
     )
     model = load_backbone(bare, BY_MODEL_TYPE["bert"], dtype=torch.float32)
     assert model.self_check().difference < 1e-5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,19 +11,21 @@ import torch
 from torch import Tensor
 
 from infinity_bento.checkpoints.decisions import CONFIG_FILE, READOUT_FILE, Protocol, ReadoutSpec, read_readout
+from infinity_bento.checkpoints.jev import HEAD_FILE, read_jev
 from infinity_bento.checkpoints.laya import read_laya
 from infinity_bento.checkpoints.pplx_joint import read_joint
 from infinity_bento.checkpoints.temperatures import Temperatures, in_force
+from infinity_bento.checkpoints.tensor_files import read_file
+from infinity_bento.decisions import QuestionKind
 from infinity_bento.errors import LoadError, WeightMismatch
-from infinity_bento.heads.decisions import onejev
+from infinity_bento.heads.decisions import jev, onejev
 from infinity_bento.heads.decisions.clef import load_clef
 from infinity_bento.heads.decisions.laya import load_laya
 from infinity_bento.heads.decisions.pplx import D3, PPLX
 from infinity_bento.heads.decisions.pplx_joint import load_joint
 from infinity_bento.heads.decisions.protocol import DecisionProtocol
-from infinity_bento.heads.decisions.readout import Prompt, ReadoutProtocol, ReadoutWriter
+from infinity_bento.heads.decisions.readout import Prompt, ReadoutProtocol, ReadoutWriter, Slots, same_for_all
 from infinity_bento.heads.decisions.rune import RUNE
-from infinity_bento.heads.decisions.weights import read_file
 from infinity_bento.heads.verdict import output_matrix
 
 
@@ -78,6 +81,8 @@ def build_protocol(protocol: Protocol, model: Model) -> DecisionProtocol:
         )
     if protocol in (Protocol.PPLX, Protocol.D3):
         return _with_readout(protocol, PPLX if protocol is Protocol.PPLX else D3, read_readout(folder), model)
+    if protocol is Protocol.JEV:
+        return _with_judge(model)
     return _with_output_rows(protocol, model)
 
 
@@ -97,7 +102,31 @@ def _with_readout(protocol: Protocol, prompt: Prompt, spec: ReadoutSpec, model: 
     if rows is None or list(rows.shape) != wanted_shape:
         found = "is missing" if rows is None else f"has shape {list(rows.shape)}"
         raise WeightMismatch(f"{file}: tensor 'weight' {found}; it must be {wanted_shape}: codes by hidden values.")
-    return _read(protocol, prompt, spec.codes, rows, spec.temperatures, model)
+    return _read(protocol, prompt, same_for_all(spec.codes), rows, spec.temperatures, model)
+
+
+def _with_judge(model: Model) -> ReadoutProtocol:
+    """Rows and, where there are some, biases of a JEV head."""
+    spec, file = read_jev(model.folder), model.folder / HEAD_FILE
+    tensors = read_file(file)
+    for name, wanted in (("weight", [spec.rows, model.width]), ("bias", [spec.rows])):
+        found = list(tensors[name].shape) if name in tensors else None
+        if found != wanted and (found is not None or name == "weight"):
+            text = "is missing" if found is None else f"has shape {found}"
+            raise WeightMismatch(f"{file}: tensor {name!r} {text}; it must be {wanted}, a row for each verbalizer.")
+    left = sorted(set(tensors) - {"weight", "bias"})
+    if left:
+        raise WeightMismatch(f"{file}: tensor {left[0]!r} has no place in a JEV head, which is 'weight' and 'bias'.")
+    return _read(
+        Protocol.JEV,
+        jev.GEMMA if "gemma" in str(model.config.get("model_type")) else jev.PLAIN,
+        {kind: Slots(labels, first) for kind, (first, labels) in spec.slots.items()},
+        tensors["weight"],
+        spec.temperatures,
+        model,
+        bias=tensors.get("bias"),
+        softcap=spec.softcap,
+    )
 
 
 def _with_output_rows(protocol: Protocol, model: Model) -> ReadoutProtocol:
@@ -116,19 +145,28 @@ def _with_output_rows(protocol: Protocol, model: Model) -> ReadoutProtocol:
     rows = matrix[[token for (token,) in ids]]
     prompt = onejev.prompt(model.tokenizer) if protocol is Protocol.ONEJEV else RUNE
     cap = model.config.get("final_logit_softcapping")
-    return _read(protocol, prompt, codes, rows, Temperatures(), model, softcap=float(cap) if cap else None)
+    return _read(
+        protocol, prompt, same_for_all(codes), rows, Temperatures(), model, softcap=float(cap) if cap else None
+    )
 
 
 def _read(
     protocol: Protocol,
     prompt: Prompt,
-    codes: tuple[str, ...],
+    slots: Mapping[QuestionKind, Slots],
     rows: Tensor,
     own: Temperatures,
     model: Model,
     *,
+    bias: Tensor | None = None,
     softcap: float | None = None,
 ) -> ReadoutProtocol:
-    writer = ReadoutWriter(model.tokenizer.backend_tokenizer, prompt, codes, model.max_length)
-    temperatures = in_force(own, model.folder, model.calibration)
-    return ReadoutProtocol(protocol, writer, rows.to(model.device, torch.float32), temperatures, softcap=softcap)
+    writer = ReadoutWriter(model.tokenizer.backend_tokenizer, prompt, slots, model.max_length)
+    return ReadoutProtocol(
+        protocol,
+        writer,
+        rows.to(model.device, torch.float32),
+        in_force(own, model.folder, model.calibration),
+        bias_C=None if bias is None else bias.to(model.device, torch.float32),
+        softcap=softcap,
+    )

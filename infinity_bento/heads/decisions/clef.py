@@ -21,12 +21,13 @@ from torch import Tensor
 from infinity_bento.batching.packing import PackedBatch
 from infinity_bento.checkpoints.json_files import JsonObject
 from infinity_bento.checkpoints.temperatures import Temperatures
+from infinity_bento.checkpoints.tensor_files import read_file
 from infinity_bento.core import Encoded, Item
 from infinity_bento.decisions import Decision, DecisionRequest, Json, Question, QuestionKind
 from infinity_bento.errors import InfinityError, InputTooLong, InvalidInput
 from infinity_bento.heads.decisions.answers import answer
 from infinity_bento.heads.decisions.clef_head import Fields, HeadShape, JointHead, Span, span_means
-from infinity_bento.heads.decisions.weights import fill, read_file
+from infinity_bento.heads.decisions.weights import fill
 from infinity_bento.heads.rows import not_finite
 from infinity_bento.inputs.plain_text import PlainText
 

@@ -24,11 +24,11 @@ from infinity_bento.batching.packing import PackedBatch
 from infinity_bento.checkpoints.json_files import relative_path
 from infinity_bento.checkpoints.pplx_joint import OWN_FILE, PROTOCOL_FILE, JointSpec
 from infinity_bento.checkpoints.temperatures import Temperatures
+from infinity_bento.checkpoints.tensor_files import read_file
 from infinity_bento.core import Encoded, Item
 from infinity_bento.decisions import Decision, DecisionRequest, Json, Question, QuestionKind
 from infinity_bento.errors import InfinityError, InputTooLong, InvalidInput, LoadError, WeightMismatch
 from infinity_bento.heads.decisions.answers import answer
-from infinity_bento.heads.decisions.weights import read_file
 from infinity_bento.heads.rows import not_finite
 from infinity_bento.inputs.plain_text import Envelope, PlainText
 

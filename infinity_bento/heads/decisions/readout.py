@@ -8,7 +8,7 @@ Shape suffixes: T packed tokens, D width, B sequences, C codes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -39,19 +39,32 @@ class Prompt:
     true_first: bool = False  # order of a noul's options
 
 
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """What the options of a kind of question are called, and where the rows of these codes begin."""
+
+    codes: tuple[str, ...]
+    first: int = 0  # row of the first code; the others follow
+
+
+def same_for_all(codes: Sequence[str]) -> dict[QuestionKind, Slots]:
+    """One table of codes for every kind of question."""
+    return dict.fromkeys(QuestionKind, Slots(tuple(codes)))
+
+
 class ReadoutWriter:
     """Writes each question of a request as a sequence of its own.
 
     Args:
         backend: The checkpoint's ``tokenizers.Tokenizer``.
         prompt: Of the family.
-        codes: Of the options, in order.
+        slots: Codes of the options, in order, by kind of question.
         max_length: Tokens of a sequence.
     """
 
-    def __init__(self, backend: Any, prompt: Prompt, codes: Sequence[str], max_length: int) -> None:
+    def __init__(self, backend: Any, prompt: Prompt, slots: Mapping[QuestionKind, Slots], max_length: int) -> None:
         self.prompt = prompt
-        self.codes = tuple(codes)
+        self.slots = dict(slots)
         self._envelope = Envelope(backend, PlainText(backend, GUARDED), prompt.before, prompt.after)
         self._max_length = max_length
 
@@ -66,16 +79,18 @@ class ReadoutWriter:
         return Encoded([], parts=parts, characters=sum(part.characters for part in parts))
 
     def _part(self, state: Json, question: Question) -> Encoded:
-        if len(question.options) > len(self.codes):
+        slots = self.slots[question.kind]
+        if len(question.options) > len(slots.codes):
+            of_kind = "" if len(set(self.slots.values())) == 1 else f" of a {question.kind}"
             raise InvalidInput(
                 f"Question {question.id!r} has {len(question.options)} options, but this model has codes for "
-                f"{len(self.codes)}: ask with fewer.",
+                f"{len(slots.codes)}{of_kind}: ask with fewer.",
                 param=f"questions.{question.id}.criteria",
             )
         asked = question
         if question.kind is QuestionKind.NOUL and self.prompt.true_first:
             asked = replace(question, options=question.options[::-1])
-        body = self.prompt.body(state, asked, self.codes)
+        body = self.prompt.body(state, asked, slots.codes)
         (ids,) = self._envelope.encode([body])
         if len(ids) > self._max_length:
             raise InputTooLong(
@@ -83,7 +98,7 @@ class ReadoutWriter:
                 f"{self._max_length}; nothing is cut: shorten the state.",
                 param="state",
             )
-        return Encoded(ids, characters=len(body), readout=len(question.options))
+        return Encoded(ids, characters=len(body), readout=slots.first + len(question.options))
 
 
 class ReadoutProtocol:
@@ -94,6 +109,7 @@ class ReadoutProtocol:
         writer: Writes the sequences.
         rows_CD: Of the codes, float32 on the backbone's device.
         temperatures: In force.
+        bias_C: Added to the logits, as ``rows_CD``; None: nothing is.
         softcap: Logits become ``softcap * tanh(logits / softcap)``; None: they stay.
     """
 
@@ -104,11 +120,13 @@ class ReadoutProtocol:
         rows_CD: Tensor,
         temperatures: Temperatures,
         *,
+        bias_C: Tensor | None = None,
         softcap: float | None = None,
     ) -> None:
         self.name = name
         self.writer = writer
         self.rows_CD = rows_CD
+        self.bias_C = bias_C
         self.temperatures = temperatures
         self.softcap = softcap
 
@@ -117,9 +135,11 @@ class ReadoutProtocol:
         return self.writer.write(request)
 
     def run(self, hidden_TD: Tensor, batch: PackedBatch) -> Tensor:
-        """See ``DecisionProtocol``: ``[B, C]`` float32, of as many codes as a question of the batch has options."""
-        counts = [count for count in batch.readouts or () if count is not None]
-        logits = hidden_TD[batch.ends()].float() @ self.rows_CD[: max(counts, default=1)].T
+        """See ``DecisionProtocol``: ``[B, C]`` float32, of as many rows as the questions of the batch need."""
+        needed = max((rows for rows in batch.readouts or () if rows is not None), default=1)
+        logits = hidden_TD[batch.ends()].float() @ self.rows_CD[:needed].T
+        if self.bias_C is not None:
+            logits += self.bias_C[:needed]
         return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
 
     def collect(
@@ -131,7 +151,11 @@ class ReadoutProtocol:
         for places, item in zip(positions, items, strict=True):
             assert item.decision is not None
             asked = item.decision.questions
-            own = [logits[place, : len(question.options)] for place, question in zip(places, asked, strict=True)]
+            firsts = [self.writer.slots[question.kind].first for question in asked]
+            own = [
+                logits[place, first : first + len(question.options)]
+                for place, first, question in zip(places, firsts, asked, strict=True)
+            ]
             finite = all(np.isfinite(row).all() for row in own)
             outputs.append(
                 [self._decision(question, row.tolist()) for question, row in zip(asked, own, strict=True)]

@@ -7,32 +7,12 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from infinity_bento.checkpoints.tensor_files import TensorFiles, refuse_non_finite
 from infinity_bento.checkpoints.tensor_names import wrong_shape
-from infinity_bento.errors import LoadError, WeightMismatch
+from infinity_bento.errors import WeightMismatch
 
 Network = TypeVar("Network", bound=nn.Module)
-
-
-def read_file(file: Path) -> dict[str, Tensor]:
-    """All tensors of one safetensors file, on the CPU.
-
-    Raises:
-        LoadError: The file is missing or corrupt.
-        WeightMismatch: A tensor is not finite.
-    """
-    if not file.is_file():
-        raise LoadError(f"{file} is missing; a complete checkpoint has this file, so download it again.")
-    try:
-        with safe_open(file, framework="pt") as opened:
-            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-    except SafetensorError as error:
-        raise LoadError(f"{file} is truncated or corrupt ({error}); download it again.") from error
-    refuse_non_finite(TensorFiles((file,), tensors, dict.fromkeys(tensors, file)))
-    return tensors
 
 
 def fill(
