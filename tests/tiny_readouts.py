@@ -109,12 +109,57 @@ def jev(gemma: bool = False) -> Path:
     return path
 
 
+GEMMA_CHAT = (
+    "{{ bos_token }}{% for m in messages %}<start_of_turn>{{ m.role }}\n{{ m.content | trim }}<end_of_turn>\n"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
+)
+TURNS = ("<start_of_turn>", "<end_of_turn>")
+
+
+def gemma_tokenizer() -> Any:
+    """Gemma's with the turns of a chat, and words that are labels."""
+    fast = tokenizers.gemma()
+    fast.add_tokens([AddedToken(mark, normalized=False, special=True) for mark in TURNS])
+    fast.add_tokens([AddedToken(word, single_word=True, normalized=False) for word in ("Yes", "No", "high", "low")])
+    fast.chat_template = GEMMA_CHAT
+    return fast
+
+
 @functools.cache
-def onejev() -> Path:
+def chat(gemma: bool = False) -> Path:
+    """A language model with nothing but a chat template; Gemma's has tied and soft-capped output rows."""
+    path = tiny.root() / f"decision-chat-{'gemma' if gemma else 'qwen'}"
+    torch.manual_seed(4)
+    if gemma:
+        settings = {
+            **tiny.DECODER,
+            "sliding_window": 16,
+            "pad_token_id": 0,
+            "bos_token_id": 2,
+            "query_pre_attn_scalar": 16,
+        }
+        config: Any = transformers.Gemma2Config(**settings, final_logit_softcapping=2.0, tie_word_embeddings=True)
+        tiny.shake(transformers.Gemma2ForCausalLM(config)).float().eval().save_pretrained(path)
+        gemma_tokenizer().save_pretrained(path)
+        return path
+    config = transformers.Qwen3Config(**tiny.QWEN, tie_word_embeddings=False)
+    tiny.shake(transformers.Qwen3ForCausalLM(config)).float().eval().save_pretrained(path)
+    fast = tokenizer()
+    fast.add_tokens([AddedToken(word, single_word=True, normalized=False) for word in ("Yes", "No")])
+    fast.save_pretrained(path)
+    return path
+
+
+@functools.cache
+def onejev(tied: bool = False) -> Path:
     """A whole language model with its vision tower and no file that says what it is for."""
-    path = tiny.root() / "decision-onejev"
+    path = tiny.root() / f"decision-onejev{'-tied' * tied}"
     config = transformers.Qwen3_5Config(
-        text_config=TEXT, vision_config=clef.VISION, tie_word_embeddings=False, **clef.IDS
+        text_config={**TEXT, "tie_word_embeddings": tied},
+        vision_config=clef.VISION,
+        tie_word_embeddings=tied,
+        **clef.IDS,
     )
     torch.manual_seed(2)
     tiny.shake(transformers.Qwen3_5ForConditionalGeneration(config)).float().eval().save_pretrained(path)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from infinity_bento.checkpoints import jev, laya
+from infinity_bento.checkpoints import chat_decisions, jev, laya
 from infinity_bento.checkpoints.json_files import JsonObject
 from infinity_bento.checkpoints.layout import Layout
 from infinity_bento.checkpoints.temperatures import DEFAULT, Temperatures
@@ -43,10 +43,11 @@ class Protocol(enum.StrEnum):
     JEV = "jev"
     ONEJEV = "onejev"
     RUNE = "rune"
+    CHAT = "chat"
 
 
 # Without a file that says so, only by option; and those that need their files.
-BY_OPTION_ALONE = (Protocol.ONEJEV, Protocol.RUNE)
+BY_OPTION_ALONE = (Protocol.ONEJEV, Protocol.RUNE, Protocol.CHAT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ def find_protocol(folder: Path, asked: str | None = None) -> tuple[Protocol, str
     if found is None and wanted not in BY_OPTION_ALONE:
         raise ConfigError(
             f"--decision-protocol {asked} needs files that {folder} lacks; without them only "
-            f"{' and '.join(BY_OPTION_ALONE)} can be served."
+            f"{', '.join(BY_OPTION_ALONE)} can be served."
         )
     return found or (wanted, "the option decision-protocol")
 
@@ -95,8 +96,7 @@ def _by_files(folder: Path) -> tuple[Protocol, str] | None:
         return Protocol(named), str(own.file)
     config = JsonObject.read_optional(folder / CONFIG_FILE)
     if not config.data:
-        judge = folder / jev.CONFIG_FILE
-        return (Protocol.JEV, str(judge)) if judge.is_file() else None
+        return _by_other_files(folder)
     version = config.integer("format_version")
     if version == 2:
         return Protocol.PPLX_JOINT, f"{config.file}: format_version 2"
@@ -106,6 +106,16 @@ def _by_files(folder: Path) -> tuple[Protocol, str] | None:
     if prompt not in (None, "d3"):
         raise config.wrong("prompt", 'absent or "d3"')
     return (Protocol.D3 if prompt == "d3" else Protocol.PPLX), str(config.file)
+
+
+def _by_other_files(folder: Path) -> tuple[Protocol, str] | None:
+    """The families that are told by a file's name alone."""
+    names = {
+        jev.CONFIG_FILE: Protocol.JEV,
+        chat_decisions.CONFIG_FILE: Protocol.CHAT,
+        chat_decisions.TEMPLATE_FILE: Protocol.CHAT,
+    }
+    return next(((found, str(folder / name)) for name, found in names.items() if (folder / name).is_file()), None)
 
 
 def read_readout(folder: Path) -> ReadoutSpec:
@@ -152,7 +162,11 @@ def language_model(layout: Layout, protocol: Protocol) -> Layout:
         protocol in (Protocol.PPLX, Protocol.D3) and not read_readout(layout.path).causal
     ):
         changed["is_causal"] = False
-    adapter = jev.read_jev(layout.path).adapter if protocol is Protocol.JEV else None
+    adapter = None
+    if protocol is Protocol.JEV:
+        adapter = jev.read_jev(layout.path).adapter
+    elif protocol is Protocol.CHAT:
+        adapter = chat_decisions.read_chat(layout.path).adapter
     return replace(
         layout,
         config=changed,

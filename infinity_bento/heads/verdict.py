@@ -79,12 +79,13 @@ def load_verdict(
 
 def output_matrix(folder: Path, tied: bool) -> Tensor:
     """``[V, D]`` as stored."""
-    found = read_head(folder, {OUTPUT, EMBEDDINGS, f"model.{EMBEDDINGS}"})
-    names = (OUTPUT, f"model.{EMBEDDINGS}", EMBEDDINGS) if tied else (OUTPUT,)
+    embeddings = (f"model.{EMBEDDINGS}", f"language_model.{EMBEDDINGS}", EMBEDDINGS)
+    found = read_head(folder, {OUTPUT, *embeddings})
+    names = (OUTPUT, *embeddings) if tied else (OUTPUT,)
     matrix = next((found[name] for name in names if name in found), None)
     if matrix is None:
         raise WeightMismatch(
-            f"{folder}: the weights have no tensor {OUTPUT!r}, which a yes/no reranker reads; use the complete "
+            f"{folder}: the weights have no tensor {OUTPUT!r}, whose rows are read; use the complete "
             "checkpoint of the language model."
         )
     return matrix

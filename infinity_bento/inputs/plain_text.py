@@ -26,11 +26,11 @@ class PlainText:
 
     Attributes:
         marks: The tokens that stay text, longest first.
+        pattern: Finds any of them in a trusted text, with the blanks that it swallows; its one group that matched is
+            the token.
     """
 
     def __init__(self, backend: Any, guarded: Iterable[str] = ()) -> None:
-        from tokenizers import Tokenizer
-
         content = json.loads(backend.to_str())
         content.update(truncation=None, padding=None, post_processor=None)
         names = set(guarded)
@@ -39,26 +39,68 @@ class PlainText:
             if token["special"] or token["content"] in names or _CONTROL.fullmatch(token["content"]):
                 token["special"] = True
                 marks.append(token)
-        self._backend = Tokenizer.from_str(json.dumps(content))
-        self._backend.encode_special_tokens = True
+        self._first = _text_only(content)
+        # Some tokenizers put a blank before a text, but not behind a special token inside of it.
+        continued = _without_prefix(content["pre_tokenizer"])
+        self._continued = self._first if continued is None else _text_only(content | {"pre_tokenizer": continued})
         unknown = _unknown_token(content["model"])
         self._forbidden = frozenset(token["id"] for token in marks if token["content"] != unknown)
-        self.marks = tuple(sorted((token["content"] for token in marks), key=len, reverse=True))
+        marks.sort(key=lambda token: len(token["content"]), reverse=True)
+        self.marks = tuple(token["content"] for token in marks)
+        self._marks = marks
+        self.pattern = re.compile("|".join(map(_as_pattern, marks)) or r"(?!)()")
 
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text, without special tokens around it."""
-        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+    def encode(self, texts: Sequence[str], *, continued: bool = False) -> list[list[int]]:
+        """The ids of each text, without special tokens around it.
+
+        Args:
+            texts: Of callers.
+            continued: They stand behind a special token, instead of at the beginning.
+        """
+        backend = self._continued if continued else self._first
+        encodings = backend.encode_batch_fast(list(texts), add_special_tokens=False)
         return [
-            self._without_marks(text) if self._forbidden.intersection(encoding.ids) else list(encoding.ids)
+            self._without_marks(text, backend) if self._forbidden.intersection(encoding.ids) else list(encoding.ids)
             for text, encoding in zip(texts, encodings, strict=True)
         ]
 
-    def _without_marks(self, text: str) -> list[int]:
+    def swallows(self, found: re.Match[str], *, after: bool) -> bool:
+        """Whether a token that ``pattern`` found swallows the blanks behind it, or those before it."""
+        token = self._marks[found.lastindex - 1] if found.lastindex else {}
+        return bool(token.get("rstrip" if after else "lstrip"))
+
+    def _without_marks(self, text: str, backend: Any) -> list[int]:
         """For vocabularies that hold the marks as ordinary pieces: they become blanks, at last one by one."""
         for mark in self.marks:
             text = text.replace(mark, " ")
-        ids = self._backend.encode(text, add_special_tokens=False).ids
+        ids = backend.encode(text, add_special_tokens=False).ids
         return [token for token in ids if token not in self._forbidden]
+
+
+def _text_only(content: dict[str, Any]) -> Any:
+    """A ``tokenizers.Tokenizer`` to which special tokens are text."""
+    from tokenizers import Tokenizer
+
+    backend = Tokenizer.from_str(json.dumps(content))
+    backend.encode_special_tokens = True
+    return backend
+
+
+def _without_prefix(pre_tokenizer: dict[str, Any] | None) -> dict[str, Any] | None:
+    """A pre-tokenizer that puts nothing before a text, for one that does so at the beginning only; None for others."""
+    if pre_tokenizer is None:
+        return None
+    if pre_tokenizer["type"] == "Sequence":
+        parts = [_without_prefix(part) or part for part in pre_tokenizer["pretokenizers"]]
+        return pre_tokenizer | {"pretokenizers": parts} if parts != pre_tokenizer["pretokenizers"] else None
+    if pre_tokenizer["type"] == "Metaspace" and pre_tokenizer.get("prepend_scheme") == "first":
+        return pre_tokenizer | {"prepend_scheme": "never"}
+    return None
+
+
+def _as_pattern(token: dict[str, Any]) -> str:
+    before, after = (r"\s*" if token[side] else "" for side in ("lstrip", "rstrip"))
+    return f"{before}({re.escape(token['content'])}){after}"
 
 
 def _unknown_token(model: dict[str, Any]) -> str | None:
@@ -82,9 +124,13 @@ class Envelope:
     """
 
     def __init__(self, backend: Any, plain: PlainText, before: str, after: str) -> None:
-        mark = re.compile("|".join(map(re.escape, plain.marks)) or r"(?!)")
-        last = max((found.end() for found in mark.finditer(before)), default=0)
-        first = next((found.start() for found in mark.finditer(after)), len(after))
+        found = list(plain.pattern.finditer(before))
+        last = found[-1].end() if found else 0
+        # The blanks that a token swallows may be the caller's.
+        self._strips_first = bool(found) and last == len(before) and plain.swallows(found[-1], after=True)
+        behind = next(plain.pattern.finditer(after), None)
+        first = len(after) if behind is None else behind.start()
+        self._strips_last = behind is not None and first == 0 and plain.swallows(behind, after=False)
         self._plain = plain
         self._head: list[int] = backend.encode(before[:last], add_special_tokens=False).ids
         self._tail: list[int] = backend.encode(after[first:], add_special_tokens=False).ids
@@ -97,9 +143,15 @@ class Envelope:
             pieces: At least one; callers put special tokens between them.
         """
         texts = list(pieces)
+        if self._strips_first:
+            texts[0] = texts[0].lstrip()
+        if self._strips_last:
+            texts[-1] = texts[-1].rstrip()
         texts[0] = self._before + texts[0]
         texts[-1] += self._after
-        ids = self._plain.encode(texts)
+        ids = self._plain.encode(texts, continued=bool(self._head))
+        if not self._head:  # only the first one is at the beginning
+            ids[1:] = self._plain.encode(texts[1:], continued=True)
         ids[0] = [*self._head, *ids[0]]
         ids[-1] = [*ids[-1], *self._tail]
         return ids

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from infinity_bento.checkpoints.chat_decisions import TEMPLATE_FILE, read_chat
 from infinity_bento.checkpoints.decisions import CONFIG_FILE, READOUT_FILE, Protocol, ReadoutSpec, read_readout
 from infinity_bento.checkpoints.jev import HEAD_FILE, read_jev
+from infinity_bento.checkpoints.json_files import JsonObject
 from infinity_bento.checkpoints.laya import read_laya
 from infinity_bento.checkpoints.pplx_joint import read_joint
 from infinity_bento.checkpoints.temperatures import Temperatures, in_force
 from infinity_bento.checkpoints.tensor_files import read_file
 from infinity_bento.decisions import QuestionKind
 from infinity_bento.errors import LoadError, WeightMismatch
-from infinity_bento.heads.decisions import jev, onejev
+from infinity_bento.heads.decisions import chat, jev, onejev
 from infinity_bento.heads.decisions.clef import load_clef
 from infinity_bento.heads.decisions.laya import load_laya
 from infinity_bento.heads.decisions.pplx import D3, PPLX
@@ -26,6 +29,7 @@ from infinity_bento.heads.decisions.pplx_joint import load_joint
 from infinity_bento.heads.decisions.protocol import DecisionProtocol
 from infinity_bento.heads.decisions.readout import Prompt, ReadoutProtocol, ReadoutWriter, Slots, same_for_all
 from infinity_bento.heads.decisions.rune import RUNE
+from infinity_bento.heads.decisions.template import TemplateWriter
 from infinity_bento.heads.verdict import output_matrix
 
 
@@ -64,7 +68,7 @@ def build_protocol(protocol: Protocol, model: Model) -> DecisionProtocol:
             device=model.device,
         )
     if protocol is Protocol.CLEF:
-        rows = output_matrix(folder, bool(model.config.get("tie_word_embeddings"))).to(model.device)
+        rows = output_matrix(folder, _tied(model)).to(model.device)
         temperatures = in_force(Temperatures(), folder, model.calibration)
         return load_clef(folder, tokenizer, rows, temperatures, max_length=model.max_length, device=model.device)
     if protocol is Protocol.PPLX_JOINT:
@@ -83,6 +87,8 @@ def build_protocol(protocol: Protocol, model: Model) -> DecisionProtocol:
         return _with_readout(protocol, PPLX if protocol is Protocol.PPLX else D3, read_readout(folder), model)
     if protocol is Protocol.JEV:
         return _with_judge(model)
+    if protocol is Protocol.CHAT:
+        return _with_labels(model)
     return _with_output_rows(protocol, model)
 
 
@@ -130,24 +136,61 @@ def _with_judge(model: Model) -> ReadoutProtocol:
 
 
 def _with_output_rows(protocol: Protocol, model: Model) -> ReadoutProtocol:
-    """Rows of the language model's output, of the tokens that are the labels."""
-    backend = model.tokenizer.backend_tokenizer
-    if protocol is Protocol.ONEJEV and not getattr(model.tokenizer, "chat_template", None):
-        raise LoadError(f"{model.folder} has no chat template, in which OneJev's prompt is written; add the original.")
-    codes = onejev.labels(backend)
-    ids = [backend.encode(code, add_special_tokens=False).ids for code in codes]
-    several = next((code for code, found in zip(codes, ids, strict=True) if len(found) != 1), None)
-    if several is not None:
-        raise LoadError(
-            f"The tokenizer of {model.folder} has no single token for the label {several!r}; {protocol} needs A to Z."
-        )
-    matrix = output_matrix(model.folder, bool(model.config.get("tie_word_embeddings")))
-    rows = matrix[[token for (token,) in ids]]
+    """Rows of the language model's output, of the letters that are the labels."""
+    slots = same_for_all(onejev.labels(model.tokenizer.backend_tokenizer))
     prompt = onejev.prompt(model.tokenizer) if protocol is Protocol.ONEJEV else RUNE
-    cap = model.config.get("final_logit_softcapping")
-    return _read(
-        protocol, prompt, same_for_all(codes), rows, Temperatures(), model, softcap=float(cap) if cap else None
+    rows = _output_rows(protocol, slots[QuestionKind.CHOICE].codes, model)
+    return _read(protocol, prompt, slots, rows, Temperatures(), model, softcap=_softcap(model))
+
+
+def _with_labels(model: Model) -> ReadoutProtocol:
+    """Rows of the language model's output, of the labels of each kind of question."""
+    spec = read_chat(model.folder)
+    tables = list(dict.fromkeys(spec.labels.values()))
+    firsts = dict(zip(tables, accumulate(map(len, tables), initial=0), strict=False))
+    slots = {kind: Slots(labels, firsts[labels]) for kind, labels in spec.labels.items()}
+    rows = torch.cat([_output_rows(Protocol.CHAT, labels, model) for labels in tables])
+    if spec.template is None:
+        prompt = chat.prompt(model.tokenizer, spec)
+        return _read(Protocol.CHAT, prompt, slots, rows, spec.temperatures, model, softcap=_softcap(model))
+    writer = TemplateWriter(
+        model.tokenizer,
+        spec.template,
+        str(model.folder / TEMPLATE_FILE),
+        slots,
+        true_first=spec.true_first,
+        max_length=model.max_length,
     )
+    temperatures = in_force(spec.temperatures, model.folder, model.calibration)
+    return ReadoutProtocol(
+        Protocol.CHAT, writer, rows.to(model.device, torch.float32), temperatures, softcap=_softcap(model)
+    )
+
+
+def _output_rows(protocol: Protocol, labels: Sequence[str], model: Model) -> Tensor:
+    """``[labels, D]`` as stored; each label must be a token of its own."""
+    backend = model.tokenizer.backend_tokenizer
+    ids: dict[int, str] = {}
+    for label in labels:
+        found = backend.encode(label, add_special_tokens=False).ids
+        if len(found) != 1 or found[0] == model.tokenizer.unk_token_id or found[0] in ids:
+            raise LoadError(
+                f"The tokenizer of {model.folder} has no single token of its own for the label {label!r}; {protocol} "
+                f"needs one for each of its {len(labels)} labels, {labels[0]} to {labels[-1]}."
+            )
+        ids[found[0]] = label
+    return output_matrix(model.folder, _tied(model))[list(ids)]
+
+
+def _tied(model: Model) -> bool:
+    """Whether the output rows are the embeddings: the config of the whole model decides, as in transformers."""
+    whole = JsonObject.read(model.folder / "config.json").data.get("tie_word_embeddings")
+    return bool(model.config.get("tie_word_embeddings") if whole is None else whole)
+
+
+def _softcap(model: Model) -> float | None:
+    cap = model.config.get("final_logit_softcapping")
+    return float(cap) if cap else None
 
 
 def _read(

@@ -13,6 +13,7 @@ from typing import Any
 
 from infinity_bento.decisions import Json, Question, QuestionKind
 from infinity_bento.heads.decisions.readout import Prompt
+from infinity_bento.inputs.chat import surroundings, template_marks
 
 SYSTEM = (
     "Apply the question to the state. Choose exactly one of the listed options. Respond with only its uppercase "
@@ -31,7 +32,6 @@ _PAIRS_APART = frozenset(first + second for first, seconds in _SECOND.items() fo
 _LETTERS = string.ascii_uppercase
 PAIRS = tuple(pair for pair in (a + b for a in _LETTERS for b in _LETTERS) if pair not in _PAIRS_APART)
 MOST_LABELS = 256
-_CONTENT = "the caller's text stands here"
 
 
 def labels(backend: Any) -> tuple[str, ...]:
@@ -46,12 +46,8 @@ def labels(backend: Any) -> tuple[str, ...]:
 
 def prompt(tokenizer: Any) -> Prompt:
     """The prompt in a tokenizer's chat template."""
-    messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": _CONTENT}]
-    written: str = tokenizer.apply_chat_template(
-        messages, tokenize=False, add_generation_prompt=True, enable_thinking=False
-    )
-    before, _, after = written.partition(_CONTENT)
-    return Prompt(before, after, body, true_first=True)
+    around = surroundings(tokenizer, SYSTEM, "OneJev")
+    return Prompt(around.before, around.after, body, true_first=True, guarded=template_marks(tokenizer))
 
 
 def body(state: Json, question: Question, codes: Sequence[str]) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -37,6 +37,7 @@ class Prompt:
     after: str
     body: Callable[[Json, Question, Sequence[str]], str]  # state, question with options in prompt order, codes
     true_first: bool = False  # order of a noul's options
+    guarded: tuple[str, ...] = ()  # more tokens that the prompt is made of
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,47 @@ def same_for_all(codes: Sequence[str]) -> dict[QuestionKind, Slots]:
     return dict.fromkeys(QuestionKind, Slots(tuple(codes)))
 
 
+def slots_of(slots: Mapping[QuestionKind, Slots], question: Question) -> Slots:
+    """Those of a question's kind.
+
+    Raises:
+        InvalidInput: It has more options than there are codes.
+    """
+    found = slots[question.kind]
+    if len(question.options) > len(found.codes):
+        of_kind = "" if len(set(slots.values())) == 1 else f" of a {question.kind}"
+        raise InvalidInput(
+            f"Question {question.id!r} has {len(question.options)} options, but this model has codes for "
+            f"{len(found.codes)}{of_kind}: ask with fewer.",
+            param=f"questions.{question.id}.criteria",
+        )
+    return found
+
+
+def checked_length(tokens: int, limit: int, question: str) -> None:
+    """Nothing is cut.
+
+    Raises:
+        InputTooLong: A sequence exceeds the limit.
+    """
+    if tokens > limit:
+        raise InputTooLong(
+            f"The state and question {question!r} have {tokens} tokens, more than the limit of {limit}; nothing is "
+            "cut: shorten the state.",
+            param="state",
+        )
+
+
+class Writer(Protocol):
+    """What writes the sequences of a request."""
+
+    slots: dict[QuestionKind, Slots]  # codes of the options, in order, by kind of question
+    true_first: bool  # order of a noul's options
+
+    def write(self, request: DecisionRequest) -> Encoded:
+        """The sequences of a request, in the order of its questions."""
+
+
 class ReadoutWriter:
     """Writes each question of a request as a sequence of its own.
 
@@ -64,8 +106,9 @@ class ReadoutWriter:
 
     def __init__(self, backend: Any, prompt: Prompt, slots: Mapping[QuestionKind, Slots], max_length: int) -> None:
         self.prompt = prompt
+        self.true_first = prompt.true_first
         self.slots = dict(slots)
-        self._envelope = Envelope(backend, PlainText(backend, GUARDED), prompt.before, prompt.after)
+        self._envelope = Envelope(backend, PlainText(backend, (*GUARDED, *prompt.guarded)), prompt.before, prompt.after)
         self._max_length = max_length
 
     def write(self, request: DecisionRequest) -> Encoded:
@@ -79,25 +122,13 @@ class ReadoutWriter:
         return Encoded([], parts=parts, characters=sum(part.characters for part in parts))
 
     def _part(self, state: Json, question: Question) -> Encoded:
-        slots = self.slots[question.kind]
-        if len(question.options) > len(slots.codes):
-            of_kind = "" if len(set(self.slots.values())) == 1 else f" of a {question.kind}"
-            raise InvalidInput(
-                f"Question {question.id!r} has {len(question.options)} options, but this model has codes for "
-                f"{len(slots.codes)}{of_kind}: ask with fewer.",
-                param=f"questions.{question.id}.criteria",
-            )
+        slots = slots_of(self.slots, question)
         asked = question
         if question.kind is QuestionKind.NOUL and self.prompt.true_first:
             asked = replace(question, options=question.options[::-1])
         body = self.prompt.body(state, asked, slots.codes)
         (ids,) = self._envelope.encode([body])
-        if len(ids) > self._max_length:
-            raise InputTooLong(
-                f"The state and question {question.id!r} have {len(ids)} tokens, more than the limit of "
-                f"{self._max_length}; nothing is cut: shorten the state.",
-                param="state",
-            )
+        checked_length(len(ids), self._max_length, question.id)
         return Encoded(ids, characters=len(body), readout=slots.first + len(question.options))
 
 
@@ -116,7 +147,7 @@ class ReadoutProtocol:
     def __init__(
         self,
         name: str,
-        writer: ReadoutWriter,
+        writer: Writer,
         rows_CD: Tensor,
         temperatures: Temperatures,
         *,
@@ -165,7 +196,7 @@ class ReadoutProtocol:
         return outputs
 
     def _decision(self, question: Question, logits: list[float]) -> Decision:
-        if question.kind is QuestionKind.NOUL and self.writer.prompt.true_first:
+        if question.kind is QuestionKind.NOUL and self.writer.true_first:
             logits.reverse()
         decision = answer(question, logits, self.temperatures)
         return replace(decision, native_confidence=max(decision.probabilities))

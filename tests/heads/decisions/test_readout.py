@@ -53,6 +53,7 @@ def engine_of(folder: Path, **options: str) -> Engine:
 def engines() -> Iterator[dict[str, Engine]]:
     found = {name: engine_of(folder()) for name, folder in FOLDERS.items()}
     found["onejev"] = engine_of(tiny_readouts.onejev(), **{"decision-protocol": "onejev"})
+    found["onejev tied"] = engine_of(tiny_readouts.onejev(True), **{"decision-protocol": "onejev", "warmup": "false"})
     yield found
     for engine in found.values():
         engine.close()
@@ -135,16 +136,17 @@ Answer with one letter: A, B.<|im_end|>
 """
 
 
-def test_onejev_reads_the_output_rows_of_its_letters(engines: dict[str, Engine]) -> None:
-    folder = tiny_readouts.onejev()
+@pytest.mark.parametrize("tied", [False, True])
+def test_onejev_reads_the_output_rows_of_its_letters(engines: dict[str, Engine], tied: bool) -> None:
+    folder, engine = tiny_readouts.onejev(tied), engines["onejev tied" if tied else "onejev"]
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     asked = parsed(tiny_readouts.REQUEST)
-    ids = prompt_ids(engines["onejev"], asked)
+    ids = prompt_ids(engine, asked)
     assert tokenizer.decode(ids[0]) == ONEJEV_PROMPT
     assert ids[0] == tokenizer(ONEJEV_PROMPT, add_special_tokens=False)["input_ids"]
     model = transformers.Qwen3_5ForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
     letters = tokenizer.convert_tokens_to_ids(tiny_readouts.CODES)
-    for question, row, decision in zip(asked.questions, ids, decide(engines["onejev"], asked), strict=True):
+    for question, row, decision in zip(asked.questions, ids, decide(engine, asked), strict=True):
         with torch.inference_mode():
             logits = model(input_ids=torch.tensor([row])).logits[0, -1]
         wanted = logits[letters[: len(question.options)]].softmax(-1).tolist()
