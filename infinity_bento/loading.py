@@ -125,7 +125,8 @@ def load_model(
     with stages.stage(check):
         backbone.self_check()
     runner = Runner(backbone, heads)
-    lane_plan = plan_lanes(device, settings.max_batch_tokens, workers=server.workers, shares_prefixes=backbone.causal)
+    shares = backbone.causal or plan.purpose.protocol == Protocol.BLOCK
+    lane_plan = plan_lanes(device, settings.max_batch_tokens, workers=server.workers, shares_prefixes=shares)
     if device.type == "cpu":
         logger.info("model %s: %s", settings.served_model_name, cpu_choices(backbone, lane_plan))
     with stages.stage(warm):

@@ -253,9 +253,9 @@ MODEL_OPTIONS = (
     ),
     Option(
         "decision-protocol",
-        choice("laya", "clef", "pplx-joint", "pplx", "d3", "jev", "onejev", "rune", "chat"),
+        choice("laya", "clef", "pplx-joint", "pplx", "d3", "jev", "onejev", "block", "rune", "chat"),
         None,
-        "How a decision model is asked, for checkpoints without a file that says so (onejev, rune, chat).",
+        "How a decision model is asked, for checkpoints without a file that says so (onejev, block, rune, chat).",
         per_model=True,
         default_text="as the checkpoint says",
     ),

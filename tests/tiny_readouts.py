@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import shutil
 import string
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,16 @@ def jev(gemma: bool = False) -> Path:
     save_file({"weight": rows, "bias": bias}, path / "head.safetensors")
     (path / "judge_config.json").write_text(json.dumps(JUDGE))
     (path / "calibration.json").write_text(json.dumps({"per_kind": {"noul": 1.1, "choice": 1.2, "score": 0.9}}))
+    return path
+
+
+@functools.cache
+def block() -> Path:
+    """OneJev's folder with the files of Elephant: they name the readout and the mask."""
+    path = tiny.root() / "decision-block"
+    shutil.copytree(onejev(), path)
+    tiny.edit_config(path, baseten_modeling_overrides={"attention": "block_bidirectional"})
+    (path / "readout.json").write_text(json.dumps({"readout": "slot_lm", "temperature": TEMPERATURE}))
     return path
 
 

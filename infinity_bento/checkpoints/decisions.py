@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from infinity_bento.checkpoints import chat_decisions, jev, laya
+from infinity_bento.checkpoints import chat_decisions, jev, laya, pplx_joint, slot_lm
 from infinity_bento.checkpoints.json_files import JsonObject
 from infinity_bento.checkpoints.layout import Layout
 from infinity_bento.checkpoints.temperatures import DEFAULT, Temperatures
@@ -42,12 +42,14 @@ class Protocol(enum.StrEnum):
     D3 = "d3"
     JEV = "jev"
     ONEJEV = "onejev"
+    BLOCK = "block"
     RUNE = "rune"
     CHAT = "chat"
 
 
-# Without a file that says so, only by option; and those that need their files.
-BY_OPTION_ALONE = (Protocol.ONEJEV, Protocol.RUNE, Protocol.CHAT)
+# Without a file that says so, by option.
+BY_OPTION_ALONE = (Protocol.ONEJEV, Protocol.BLOCK, Protocol.RUNE, Protocol.CHAT)
+RUNE_NOTE = "the prompt of this family is written from its published description, not verified against a reference"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +92,12 @@ def _by_files(folder: Path) -> tuple[Protocol, str] | None:
         return Protocol.LAYA, str(folder / laya.CONFIG_FILE)
     if (folder / CLEF_FILE).is_file():
         return Protocol.CLEF, str(folder / CLEF_FILE)
-    own = JsonObject.read_optional(folder / "infinity_decision.json")
+    own = JsonObject.read_optional(folder / slot_lm.OWN_FILE)
     if own.data.get("protocol") is not None:
-        named = own.choice("protocol", "", tuple(Protocol))
-        return Protocol(named), str(own.file)
+        named = Protocol(own.choice("protocol", "", tuple(Protocol)))
+        if named in (Protocol.ONEJEV, Protocol.BLOCK):
+            _check_mask(own, named, slot_lm.read_slots(folder))
+        return named, str(own.file)
     config = JsonObject.read_optional(folder / CONFIG_FILE)
     if not config.data:
         return _by_other_files(folder)
@@ -110,12 +114,43 @@ def _by_files(folder: Path) -> tuple[Protocol, str] | None:
 
 def _by_other_files(folder: Path) -> tuple[Protocol, str] | None:
     """The families that are told by a file's name alone."""
-    names = {
-        jev.CONFIG_FILE: Protocol.JEV,
-        chat_decisions.CONFIG_FILE: Protocol.CHAT,
-        chat_decisions.TEMPLATE_FILE: Protocol.CHAT,
-    }
-    return next(((found, str(folder / name)) for name, found in names.items() if (folder / name).is_file()), None)
+    if (folder / jev.CONFIG_FILE).is_file():
+        return Protocol.JEV, str(folder / jev.CONFIG_FILE)
+    slots = slot_lm.names_slots(folder)
+    if slots is not None:
+        spec = slot_lm.read_slots(folder)
+        return (Protocol.BLOCK, spec.origin) if spec.blocks else (Protocol.ONEJEV, slots)
+    for name in (chat_decisions.CONFIG_FILE, chat_decisions.TEMPLATE_FILE):
+        if (folder / name).is_file():
+            return Protocol.CHAT, str(folder / name)
+    return None
+
+
+def _check_mask(own: JsonObject, named: Protocol, spec: slot_lm.SlotSpec) -> None:
+    """The mask is part of the family.
+
+    Raises:
+        LoadError: Another file asks for another one.
+    """
+    if spec.blocks is not None and spec.blocks != (named is Protocol.BLOCK):
+        mask = slot_lm.BLOCK if spec.blocks else slot_lm.CAUSAL
+        raise LoadError(f"{own.file}: 'protocol' is {named.value!r}, but {spec.origin} asks for the mask {mask}.")
+
+
+def decision_notes(folder: Path, protocol: Protocol) -> tuple[str, ...]:
+    """What a user must know of how a family is served; part of ``/info``.
+
+    Raises:
+        LoadError: A file is malformed.
+    """
+    if protocol is Protocol.LAYA:
+        return laya.read_laya(folder).notes
+    if protocol is Protocol.PPLX_JOINT:
+        return pplx_joint.read_joint(folder).notes
+    if protocol in (Protocol.ONEJEV, Protocol.BLOCK):
+        notes = slot_lm.read_slots(folder).notes
+        return (slot_lm.NOTE, *notes) if protocol is Protocol.BLOCK else notes
+    return (RUNE_NOTE,) if protocol is Protocol.RUNE else ()
 
 
 def read_readout(folder: Path) -> ReadoutSpec:
@@ -158,7 +193,7 @@ def language_model(layout: Layout, protocol: Protocol) -> Layout:
             )
         config, prefix = config["text_config"], WRAPPERS[architecture]
     changed = dict(config)
-    if protocol is Protocol.PPLX_JOINT or (
+    if protocol in (Protocol.PPLX_JOINT, Protocol.BLOCK) or (
         protocol in (Protocol.PPLX, Protocol.D3) and not read_readout(layout.path).causal
     ):
         changed["is_causal"] = False

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from infinity_bento.checkpoints.decisions import Protocol, find_protocol, language_model
+from infinity_bento.checkpoints.decisions import Protocol, decision_notes, find_protocol, language_model
 from infinity_bento.checkpoints.families import STATIC, Family, family_of, length_limit, refuse_generative
 from infinity_bento.checkpoints.late_interaction import is_late_interaction, read_late_interaction
 from infinity_bento.checkpoints.layout import Layout, max_input_length, read_layout
@@ -78,6 +78,7 @@ def read_plan(settings: ModelSettings, found: ResolvedModel) -> ModelPlan:
         )
     check_pooling(settings, layout, family)
     limit, notes = input_limit(settings, layout, family)
+    notes += () if decides is None else decision_notes(layout.path, decides[0])
     prompt = default_prompt(settings, layout)
     return ModelPlan(found, layout, family, purpose, limit, prompt, (*found.notes, *notes))
 

@@ -17,6 +17,7 @@ from infinity_bento.checkpoints.jev import HEAD_FILE, read_jev
 from infinity_bento.checkpoints.json_files import JsonObject
 from infinity_bento.checkpoints.laya import read_laya
 from infinity_bento.checkpoints.pplx_joint import read_joint
+from infinity_bento.checkpoints.slot_lm import read_slots
 from infinity_bento.checkpoints.temperatures import Temperatures, in_force
 from infinity_bento.checkpoints.tensor_files import read_file
 from infinity_bento.decisions import QuestionKind
@@ -138,9 +139,13 @@ def _with_judge(model: Model) -> ReadoutProtocol:
 def _with_output_rows(protocol: Protocol, model: Model) -> ReadoutProtocol:
     """Rows of the language model's output, of the letters that are the labels."""
     slots = same_for_all(onejev.labels(model.tokenizer.backend_tokenizer))
-    prompt = onejev.prompt(model.tokenizer) if protocol is Protocol.ONEJEV else RUNE
+    if protocol is Protocol.RUNE:
+        prompt, own = RUNE, Temperatures()
+    else:
+        prompt = onejev.prompt(model.tokenizer, blocks=protocol is Protocol.BLOCK)
+        own = read_slots(model.folder).temperatures
     rows = _output_rows(protocol, slots[QuestionKind.CHOICE].codes, model)
-    return _read(protocol, prompt, slots, rows, Temperatures(), model, softcap=_softcap(model))
+    return _read(protocol, prompt, slots, rows, own, model, softcap=_softcap(model))
 
 
 def _with_labels(model: Model) -> ReadoutProtocol:

@@ -1,7 +1,7 @@
 """OneJev: letters as options in the checkpoint's own chat template, read from the language model's output rows.
 
-The prompt is ``qev-labels-v2`` of the published runtime. Up to 26 options have letters; more have pairs of letters
-where the tokenizer has each of them as one token.
+The prompt is ``qev-labels-v2`` of the published runtime; Elephant and Mammoth ask with it under a mask of blocks. Up
+to 26 options have letters; more have pairs of letters where the tokenizer has each of them as one token.
 """
 
 from __future__ import annotations
@@ -44,10 +44,17 @@ def labels(backend: Any) -> tuple[str, ...]:
     return (*_LETTERS, *(pairs if all(map(single, pairs)) else ()))
 
 
-def prompt(tokenizer: Any) -> Prompt:
-    """The prompt in a tokenizer's chat template."""
+def prompt(tokenizer: Any, *, blocks: bool = False) -> Prompt:
+    """The prompt in a tokenizer's chat template; with ``blocks`` the state is a block of its own."""
     around = surroundings(tokenizer, SYSTEM, "OneJev")
-    return Prompt(around.before, around.after, body, true_first=True, guarded=template_marks(tokenizer))
+    return Prompt(
+        around.before,
+        around.after,
+        body,
+        true_first=True,
+        guarded=template_marks(tokenizer),
+        state_block=state_block if blocks else None,
+    )
 
 
 def body(state: Json, question: Question, codes: Sequence[str]) -> str:
@@ -57,11 +64,13 @@ def body(state: Json, question: Question, codes: Sequence[str]) -> str:
     lines = "\n".join(f"{code}. {text}" for code, text in zip(used, _options(question), strict=True))
     header = "Rate the state:" if question.kind is QuestionKind.SCORE else "Question:"
     kind = "letter" if len(used) <= len(_LETTERS) else "label"
+    return f"{state_block(state)}{header} {asked}\n\nOptions:\n{lines}\n\nAnswer with one {kind}: {', '.join(used)}."
+
+
+def state_block(state: Json) -> str:
+    """How the user's turn begins, whatever is asked. Tokens end where it ends, as no word goes on there."""
     shown = state if isinstance(state, str) else json.dumps(state, ensure_ascii=False, indent=2)
-    return (
-        f"<state>\n{shown}\n</state>\n\n{header} {asked}\n\nOptions:\n{lines}\n\n"
-        f"Answer with one {kind}: {', '.join(used)}."
-    )
+    return f"<state>\n{shown}\n</state>\n\n"
 
 
 def _options(question: Question) -> list[str]:

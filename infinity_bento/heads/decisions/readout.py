@@ -38,6 +38,9 @@ class Prompt:
     body: Callable[[Json, Question, Sequence[str]], str]  # state, question with options in prompt order, codes
     true_first: bool = False  # order of a noul's options
     guarded: tuple[str, ...] = ()  # more tokens that the prompt is made of
+    # Of block masks: how the body begins for a state. That beginning, and what stands before it, see only themselves;
+    # the question sees everything, both ways.
+    state_block: Callable[[Json], str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +130,13 @@ class ReadoutWriter:
         if question.kind is QuestionKind.NOUL and self.prompt.true_first:
             asked = replace(question, options=question.options[::-1])
         body = self.prompt.body(state, asked, slots.codes)
-        (ids,) = self._envelope.encode([body])
+        first = "" if self.prompt.state_block is None else self.prompt.state_block(state)
+        assert body.startswith(first)
+        pieces = self._envelope.encode([first, body[len(first) :]] if first else [body])
+        ids = [token for piece in pieces for token in piece]
         checked_length(len(ids), self._max_length, question.id)
-        return Encoded(ids, characters=len(body), readout=slots.first + len(question.options))
+        blocks = np.repeat(np.arange(2, dtype=np.int32), [len(piece) for piece in pieces]) if first else None
+        return Encoded(ids, characters=len(body), readout=slots.first + len(question.options), blocks=blocks)
 
 
 class ReadoutProtocol:

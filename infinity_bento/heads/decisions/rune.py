@@ -17,7 +17,6 @@ SYSTEM = (
     "Follow the question's evidence requirements. Reply immediately with exactly one option letter. Do not explain or "
     "generate reasoning."
 )
-NOTE = "the prompt of this family is written from its published description, not verified against a reference"
 
 
 def body(state: Json, question: Question, codes: Sequence[str]) -> str:
