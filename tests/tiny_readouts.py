@@ -120,6 +120,35 @@ def block() -> Path:
     return path
 
 
+RUNE_MARKS = ("<|turn>", "<turn|>", "<|channel>", "<channel|>")
+
+
+def rune_tokenizer() -> Any:
+    """Gemma 4's marks of a chat, and the labels of two letters."""
+    fast = tokenizers.gemma()
+    fast.add_tokens([AddedToken(mark, normalized=False, special=True) for mark in RUNE_MARKS])
+    fast.add_tokens([AddedToken(pair, single_word=True, normalized=False) for pair in PAIRS[:230]])
+    return fast
+
+
+@functools.cache
+def rune(kind: str = "text") -> Path:
+    """A Gemma 4 with soft-capped output rows that are its embeddings: dense, of experts, or inside a whole model."""
+    path = tiny.root() / f"decision-rune-{kind}"
+    recipe = tiny.RECIPES["gemma4_text-moe" if kind == "experts" else "gemma4_text"]
+    settings = {**recipe.config, "final_logit_softcapping": 2.0, "tie_word_embeddings": True, "pad_token_id": 0}
+    settings |= {"max_position_embeddings": 4096, "bos_token_id": 2, "eos_token_id": 1}
+    config: Any = transformers.Gemma4TextConfig(**settings)
+    torch.manual_seed(5)
+    if kind == "whole":
+        whole = transformers.Gemma4Config(text_config=config, tie_word_embeddings=True)
+        tiny.shake(transformers.Gemma4ForConditionalGeneration(whole)).float().eval().save_pretrained(path)
+    else:
+        tiny.shake(transformers.Gemma4ForCausalLM(config)).float().eval().save_pretrained(path)
+    rune_tokenizer().save_pretrained(path)
+    return path
+
+
 GEMMA_CHAT = (
     "{{ bos_token }}{% for m in messages %}<start_of_turn>{{ m.role }}\n{{ m.content | trim }}<end_of_turn>\n"
     "{% endfor %}"

@@ -29,7 +29,7 @@ from infinity_bento.heads.decisions.pplx import D3, PPLX
 from infinity_bento.heads.decisions.pplx_joint import load_joint
 from infinity_bento.heads.decisions.protocol import DecisionProtocol
 from infinity_bento.heads.decisions.readout import Prompt, ReadoutProtocol, ReadoutWriter, Slots, same_for_all
-from infinity_bento.heads.decisions.rune import RUNE
+from infinity_bento.heads.decisions.rune import MARKS, RUNE
 from infinity_bento.heads.decisions.template import TemplateWriter
 from infinity_bento.heads.verdict import output_matrix
 
@@ -141,6 +141,7 @@ def _with_output_rows(protocol: Protocol, model: Model) -> ReadoutProtocol:
     slots = same_for_all(onejev.labels(model.tokenizer.backend_tokenizer))
     if protocol is Protocol.RUNE:
         prompt, own = RUNE, Temperatures()
+        _check_marks(MARKS, model)
     else:
         prompt = onejev.prompt(model.tokenizer, blocks=protocol is Protocol.BLOCK)
         own = read_slots(model.folder).temperatures
@@ -185,6 +186,20 @@ def _output_rows(protocol: Protocol, labels: Sequence[str], model: Model) -> Ten
             )
         ids[found[0]] = label
     return output_matrix(model.folder, _tied(model))[list(ids)]
+
+
+def _check_marks(marks: Sequence[str], model: Model) -> None:
+    """What a prompt that is not the checkpoint's own template is made of.
+
+    Raises:
+        LoadError: One is no token of the checkpoint.
+    """
+    missing = next((mark for mark in marks if model.tokenizer.backend_tokenizer.token_to_id(mark) is None), None)
+    if missing is not None:
+        raise LoadError(
+            f"The tokenizer of {model.folder} has no token {missing!r}, which the prompt of rune is made of; rune "
+            "needs the tokenizer of Gemma 4."
+        )
 
 
 def _tied(model: Model) -> bool:

@@ -17,6 +17,8 @@ SYSTEM = (
     "Follow the question's evidence requirements. Reply immediately with exactly one option letter. Do not explain or "
     "generate reasoning."
 )
+# Tokens that the prompt is made of.
+MARKS = ("<bos>", "<|turn>", "<turn|>", "<|channel>", "<channel|>")
 
 
 def body(state: Json, question: Question, codes: Sequence[str]) -> str:

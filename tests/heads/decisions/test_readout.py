@@ -18,7 +18,6 @@ from infinity_bento.core import Item, Result, Task
 from infinity_bento.decisions import Decision, DecisionRequest, Option, Question, QuestionKind
 from infinity_bento.engine import Engine
 from infinity_bento.errors import ConfigError, InfinityError, InputTooLong, InvalidInput, LoadError, WeightMismatch
-from infinity_bento.heads.decisions import rune
 from infinity_bento.settings import resolve
 from tests import tiny_readouts
 
@@ -233,12 +232,3 @@ def test_a_protocol_that_the_files_do_not_allow_is_refused() -> None:
         engine_of(tiny_readouts.onejev(), **{"decision-protocol": "d3"})
     with pytest.raises(ConfigError, match="--pooling"):
         engine_of(tiny_readouts.readout("d3"), pooling="mean")
-
-
-def test_runes_prompt_is_the_described_one() -> None:
-    asked = parsed(tiny_readouts.REQUEST)
-    assert rune.RUNE.before + rune.body(asked.state, asked.questions[1], "ABC") + rune.RUNE.after == (
-        "<bos><|turn>system\n" + rune.SYSTEM + "<turn|>\n<|turn>user\n"
-        'SHARED STATE (JSON string):\n{"msg": "charged twice"}\n\nQUESTION:\nteam\nOPTIONS:\nA: z\nB: pay\nC: \n'
-        "Answer with one option letter only.<turn|>\n<|turn>model\n<|channel>thought\n<channel|>"
-    )
