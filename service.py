@@ -128,7 +128,7 @@ class InfinityBento:
     @bentoml.api(batchable=True, route="/bento/decide", max_batch_size=MOST_ITEMS)
     async def decide(self, items: list[DecideItem]) -> list[DecideResult]:
         """Answer typed questions about a state, with calibrated probabilities."""
-        return await native.decide(self.engine, items)
+        return await native.decide(self.engine, items, wire.api.decisions)
 
     @bentoml.api(batchable=True, route="/bento/tokenize", max_batch_size=MOST_ITEMS)
     async def tokenize(self, items: list[TokenizeItem]) -> list[TokenizeResult]:

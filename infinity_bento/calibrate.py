@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from infinity_bento.api.systemone_request import read_request
 from infinity_bento.checkpoints.temperatures import CALIBRATION_FILE, FORMAT_VERSION
 from infinity_bento.core import Item, Result, Task
 from infinity_bento.decisions import DecisionRequest, Json, Question, QuestionKind
@@ -89,8 +90,6 @@ def read_data(file: Path) -> list[Labelled]:
 def _labelled(number: int, body: Any) -> Labelled:
     if not isinstance(body, dict):
         raise ConfigError("An object with state, questions and labels is expected.")
-    from infinity_bento.api.systemone import read_request  # brings the web server's parsers along
-
     request = read_request(body)
     given = body.get("labels")
     if not isinstance(given, dict) or not given:

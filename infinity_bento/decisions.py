@@ -45,6 +45,12 @@ class Question:
     kind: QuestionKind
     options: tuple[Option, ...]
     instructions: Json = None  # as sent; None: absent
+    shown_as: str | None = None  # the id in prompts that show one; None: ``id`` itself
+
+    @property
+    def shown_id(self) -> str:
+        """The id as families write it that show the model the ids."""
+        return self.id if self.shown_as is None else self.shown_as
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +70,37 @@ class Decision:
     label_mass: float | None = None  # probability of the options among all tokens, where the family reads a vocabulary
     extras: Mapping[str, float] = field(default_factory=dict)  # other published figures, by name without ``x_``
     temperature: float = 1.0  # what the logits were divided by
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionRules:
+    """What a server allows in a request and what it calls its models. Set from the options ``decision-*``."""
+
+    questions: int = 64
+    options: int = 255  # labels of a choice
+    levels: int = 10  # of a score
+    total_options: int = 512  # of all questions of a request
+    images: int = 4
+    neutral_ids: bool = False  # prompts show q1, q2 ... instead of the ids
+    aliases: Mapping[str, str] = field(default_factory=dict)  # name in requests -> served model
+
+
+class FieldPath(str):
+    """A field of a request such as ``questions.a.criteria.0``, which remembers its parts: ids may hold dots.
+
+    Args:
+        parts: Keys of objects and indices of arrays, the outermost first.
+    """
+
+    parts: tuple[str | int, ...]
+
+    def __new__(cls, *parts: str | int) -> FieldPath:
+        made = super().__new__(cls, ".".join(map(str, parts)))
+        made.parts = parts
+        return made
+
+    def __getnewargs__(self) -> tuple[str | int, ...]:  # type: ignore[override]  # pickled by its parts
+        return self.parts
 
 
 def top_option(probabilities: Sequence[float]) -> int:

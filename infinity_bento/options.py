@@ -126,6 +126,7 @@ def _parse_secret(text: str) -> Secret:
     return Secret(value)
 
 
+ALIAS = matching(r"[^=\x00-\x1f\x7f]+=[^\x00-\x1f\x7f]+", "ALIAS=NAME, where NAME is a served model", "ALIAS=NAME")
 BOOLEAN = Kind(_parse_boolean, "true or false (also 1/0, yes/no, on/off)", "BOOL")
 SECONDS = Kind(_parse_seconds, "a number of seconds above 0", "SECONDS")
 PORT = integer(1, 65535)
@@ -400,6 +401,20 @@ SERVER_OPTIONS = (
         "Origin whose pages may call the API from a browser; * means any.",
         many=True,
         env_aliases=("CORS_ALLOW_ORIGIN",),
+    ),
+    Option(
+        "decision-alias", ALIAS, (), "Another name of a decision model in requests, such as jev-latest=NAME.", many=True
+    ),
+    Option("decision-max-questions", integer(1, 400), 64, "Most questions of one decision request."),
+    Option("decision-max-options", integer(2, 255), 255, "Most labels of a choice."),
+    Option("decision-max-levels", integer(2, 32), 10, "Most levels of a score."),
+    Option("decision-max-total-options", integer(2), 512, "Most options of all questions of a request."),
+    Option("decision-max-images", integer(1), 4, "Most images of a decision request."),
+    Option(
+        "decision-neutral-ids",
+        BOOLEAN,
+        False,
+        "Show Clef q1, q2 ... instead of the ids of the questions, so that renaming them changes no answer.",
     ),
     Option(
         "huggingface-hub-cache",

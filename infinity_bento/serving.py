@@ -127,6 +127,7 @@ class Wire:
             request_timeout_seconds=settings.request_timeout_seconds,
             api_key=settings.api_key.reveal() if settings.api_key else None,
             cors_allow_origin=settings.cors_allow_origin,
+            decisions=settings.decisions,
             version=version,
         )
         observed = settings.tracing or settings.access_log

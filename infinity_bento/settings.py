@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from infinity_bento.core import Pooling
+from infinity_bento.decisions import DecisionRules
 from infinity_bento.errors import ConfigError
 from infinity_bento.options import MODEL_OPTIONS, OPTIONS, SERVER_OPTIONS, Option, Secret
 from infinity_bento.sources import (
@@ -81,6 +82,13 @@ class Settings:
     request_timeout_seconds: float = 60.0
     api_key: Secret | None = None
     cors_allow_origin: tuple[str, ...] = ()
+    decision_alias: tuple[str, ...] = ()  # ALIAS=NAME
+    decision_max_questions: int = 64
+    decision_max_options: int = 255
+    decision_max_levels: int = 10
+    decision_max_total_options: int = 512
+    decision_max_images: int = 4
+    decision_neutral_ids: bool = False
     huggingface_hub_cache: str | None = None
     hf_token: Secret | None = None
     offline: bool = False
@@ -92,6 +100,19 @@ class Settings:
     preset: str | None = None
     origins: Mapping[str, Origin] = field(default_factory=dict)  # option name -> where its value comes from
     notes: tuple[str, ...] = ()  # what the user should know but need not act on: nothing is silent
+
+    @property
+    def decisions(self) -> DecisionRules:
+        """The options ``decision-*`` of the server."""
+        return DecisionRules(
+            questions=self.decision_max_questions,
+            options=self.decision_max_options,
+            levels=self.decision_max_levels,
+            total_options=self.decision_max_total_options,
+            images=self.decision_max_images,
+            neutral_ids=self.decision_neutral_ids,
+            aliases=dict(_alias(text) for text in self.decision_alias),
+        )
 
 
 def resolve(
@@ -124,6 +145,7 @@ def resolve(
 
     models = _models(given)
     server = {option.field: _server_value(option, given) for option in SERVER_OPTIONS}
+    _check_aliases(server["decision_alias"], models)
     default = Origin(Source.DEFAULT)
     origins = {option.name: given[option.name].origin if option.name in given else default for option in OPTIONS}
     return Settings(models=models, origins=origins, notes=tuple(notes), **server)
@@ -253,6 +275,28 @@ def _check_model(model: ModelSettings, given: Mapping[str, Given]) -> None:
             "--max-sequence-length or allow truncation.",
             param="max-sequence-length",
         )
+
+
+def _alias(text: str) -> tuple[str, str]:
+    """``ALIAS=NAME`` as alias and name."""
+    alias, _, name = text.partition("=")
+    return alias, name
+
+
+def _check_aliases(aliases: Sequence[str], models: Sequence[ModelSettings]) -> None:
+    served, seen = [model.served_model_name for model in models], set()
+    for text in aliases:
+        alias, name = _alias(text)
+        fault = ""
+        if name not in served:
+            fault = f"no served model has the name {name!r}; name one of {', '.join(served)}"
+        elif alias in served:
+            fault = f"{alias!r} is the name of a served model; choose another alias"
+        elif alias in seen:
+            fault = f"{alias!r} is there twice; give every alias once"
+        if fault:
+            raise ConfigError(f"--decision-alias is {text!r}; {fault}.", param="decision-alias")
+        seen.add(alias)
 
 
 def _check_names(models: Sequence[ModelSettings]) -> None:

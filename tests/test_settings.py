@@ -12,7 +12,7 @@ import pytest
 
 from infinity_bento.core import Pooling
 from infinity_bento.errors import ConfigError
-from infinity_bento.options import BOOLEAN, MODEL_OPTIONS, OPTIONS, SERVER_OPTIONS, UNSUPPORTED, Option
+from infinity_bento.options import BOOLEAN, DEFAULT_MODEL, MODEL_OPTIONS, OPTIONS, SERVER_OPTIONS, UNSUPPORTED, Option
 from infinity_bento.settings import (
     ModelSettings,
     Origin,
@@ -56,6 +56,16 @@ EXAMPLES: dict[str, tuple[tuple[str, Any], tuple[str, Any]]] = {
     "request-timeout-seconds": (("0.5", 0.5), ("10", 10.0)),
     "api-key": (("sesame", Secret("sesame")), ("open\n", Secret("open"))),
     "cors-allow-origin": (("*", ("*",)), ("https://a.example;http://b:81", ("https://a.example", "http://b:81"))),
+    "decision-alias": (
+        (f"jev-latest={DEFAULT_MODEL}", (f"jev-latest={DEFAULT_MODEL}",)),
+        (f"a={DEFAULT_MODEL};b={DEFAULT_MODEL}", (f"a={DEFAULT_MODEL}", f"b={DEFAULT_MODEL}")),
+    ),
+    "decision-max-questions": (("1", 1), ("400", 400)),
+    "decision-max-options": (("2", 2), ("26", 26)),
+    "decision-max-levels": (("32", 32), ("2", 2)),
+    "decision-max-total-options": (("16_320", 16320), ("2", 2)),
+    "decision-max-images": (("1", 1), ("16", 16)),
+    "decision-neutral-ids": (("true", True), ("on", True)),
     "huggingface-hub-cache": (("/data", "/data"), ("cache", "cache")),
     "hf-token": (("hf_abc", Secret("hf_abc")), ("hf_def", Secret("hf_def"))),
     "offline": (("1", True), ("on", True)),
@@ -167,6 +177,13 @@ BAD = {
     "payload-limit": "2MB",
     "request-timeout-seconds": "inf",
     "cors-allow-origin": "example.org",
+    "decision-alias": "jev-latest",
+    "decision-max-questions": "401",
+    "decision-max-options": "256",
+    "decision-max-levels": "33",
+    "decision-max-total-options": "1",
+    "decision-max-images": "0",
+    "decision-neutral-ids": "perhaps",
     "offline": "2",
     "warmup": "nope",
     "access-log": "-",

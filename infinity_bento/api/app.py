@@ -111,7 +111,7 @@ def middleware_stack(
 ) -> list[Middleware]:
     """The layers, outermost first."""
     index = RouteIndex(route_table(), [method.path for method in native])
-    layers = [Middleware(RequestContext)]
+    layers = [Middleware(RequestContext, index)]
     if settings.cors_allow_origin:
         cors = Middleware(
             CORSMiddleware,

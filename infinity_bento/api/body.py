@@ -27,9 +27,13 @@ async def read_object(call: Call) -> dict[str, Any]:
         InvalidInput: No object.
         ClientGone: The client hung up while sending.
     """
-    is_msgpack = _is_msgpack(call.scope)
-    raw = await read_plain(call)
-    value = _parse_msgpack(raw) if is_msgpack else parse_json(raw)
+    packed = is_msgpack(call.scope)
+    return parse_object(await read_plain(call), packed=packed)
+
+
+def parse_object(raw: bytes, *, packed: bool) -> dict[str, Any]:
+    """The object in ``raw``, JSON or (packed) MessagePack. Raises as ``read_object`` does about its content."""
+    value = _parse_msgpack(raw) if packed else parse_json(raw)
     if type(value) is not dict:
         kind = _TYPE_NAMES.get(type(value), "null")
         raise InvalidInput(f"The body is {kind}; send one object with the fields of this route.")
@@ -91,7 +95,7 @@ def too_large(size: str, limit: int) -> PayloadTooLarge:
     )
 
 
-def _is_msgpack(scope: Scope) -> bool:
+def is_msgpack(scope: Scope) -> bool:
     """Whether the body is MessagePack rather than JSON, as which a missing content type counts."""
     value = header(scope, b"content-type")
     if value is None or value == JSON_TYPE:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from infinity_bento.api.exchange import Headers, Reply
+from infinity_bento.decisions import FieldPath
 from infinity_bento.errors import (
     BatchTooLarge,
     CapacityError,
@@ -52,12 +53,14 @@ class Dialect:
         statuses: Where the contract fixes another status than the error class; subclasses inherit.
         envelope: Error value -> JSON body.
         schema: JSON schema of that body.
+        request_id: A further name for the header ``x-request-id`` of every answer.
     """
 
     name: str
     statuses: Mapping[ErrorClass, int]
     envelope: Callable[[InfinityError], dict[str, Any]]
     schema: Mapping[str, Any]
+    request_id: bytes | None = None
 
     def status_of(self, error_class: ErrorClass) -> int:
         """The HTTP status of this class in this dialect."""
@@ -244,11 +247,13 @@ _SYSTEMONE_TYPES: dict[ErrorClass, str] = {
 
 
 def _systemone_envelope(error: InfinityError) -> dict[str, Any]:
-    kind = _nearest(_SYSTEMONE_TYPES, type(error), "server_error")
+    kind, given = _nearest(_SYSTEMONE_TYPES, type(error), "server_error"), error.param
+    path = ["body", *(given.parts if isinstance(given, FieldPath) else (given,) if given else ())]
     detail: Any = {"error_type": kind, "message": error.message}
     if isinstance(error, InvalidInput | MalformedBody):
-        path = [int(part) if part.isdecimal() else part for part in (error.param or "").split(".") if part]
-        detail = [{"loc": ["body", *path], "msg": error.message, "type": "value_error"}]
+        detail = [{"loc": path, "msg": error.message, "type": "value_error"}]
+    elif given:
+        detail["loc"] = path
     return {"error": error.message, "error_type": kind, "detail": detail}
 
 
@@ -272,6 +277,7 @@ SYSTEMONE = Dialect(
             "detail": {"description": "The same as the published service has it; for a bad field with its path."},
         },
     },
+    request_id=b"x-typesafe-request-id",
 )
 
 

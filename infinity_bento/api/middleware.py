@@ -18,8 +18,9 @@ from infinity_bento.errors import Unauthorized
 class RequestContext:
     """Gives every request an id and every answer ``x-request-id`` and ``Server-Timing`` (milliseconds)."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, index: RouteIndex) -> None:
         self.app = app
+        self._index = index
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on."""
@@ -27,14 +28,18 @@ class RequestContext:
             await self.app(scope, receive, send)
             return
         state = RequestState.of(scope)
+        request_id = state.request_id.encode("ascii")
+        other_name = self._index.dialect_of(scope["path"]).request_id
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] = [
                     *message.get("headers", ()),
-                    (b"x-request-id", state.request_id.encode("ascii")),
+                    (b"x-request-id", request_id),
                     (b"server-timing", _server_timing(state)),
                 ]
+                if other_name is not None:
+                    message["headers"].append((other_name, request_id))
             await send(message)
 
         await self.app(scope, receive, send_with_headers)

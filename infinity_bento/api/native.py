@@ -38,7 +38,9 @@ from infinity_bento.api.native_items import (
 )
 from infinity_bento.api.protocol import EngineLike
 from infinity_bento.api.ranking import best_first, by_documents, listwise_item, matrix_items, pair_items
+from infinity_bento.api.systemone_request import read_request
 from infinity_bento.core import Item, ModelInfo, Result, Task
+from infinity_bento.decisions import DecisionRules
 from infinity_bento.errors import CapacityError, InfinityError
 from infinity_bento.maxsim import MEAN_MAXSIM, maxsim
 
@@ -113,12 +115,15 @@ async def rerank(engine: EngineLike, items: Sequence[RerankItem]) -> list[Rerank
     return await _independently(items, one, lambda error: RerankResult(error=error))
 
 
-async def decide(engine: EngineLike, items: Sequence[DecideItem]) -> list[DecideResult]:
-    """The answers to the questions of each item."""
+async def decide(
+    engine: EngineLike, items: Sequence[DecideItem], rules: DecisionRules | None = None
+) -> list[DecideResult]:
+    """The answers to the questions of each item, under these limits; None: the usual ones."""
+    limits = rules or DecisionRules()
 
     async def one(item: DecideItem) -> DecideResult:
-        info = systemone.resolve(engine, item.model)
-        request = systemone.read_request({"state": item.state, "questions": item.questions})
+        info = systemone.resolve(engine, item.model, limits.aliases)
+        request = read_request({"state": item.state, "questions": item.questions}, limits)
         (result,) = await _all(engine, info, [Item(Task.DECIDE, decision=request)])
         return DecideResult(answers=systemone.answers(request, result), tokens=result.usage.tokens)
 

@@ -96,10 +96,11 @@ def _operation(route: Route, path: str, models: Sequence[ModelInfo], *, with_key
             content["example"] = example_body(route, models)
         # The same fields in either form; gzip and zstd are accepted as Content-Encoding.
         binary = {"schema": _ref(route.request)}
-        operation["requestBody"] = {
-            "required": True,
-            "content": {"application/json": content, "application/msgpack": binary},
-        }
+        bodies = {"application/json": content, "application/msgpack": binary}
+        if route.forms:
+            form = {"required": ["request"], "properties": {"request": _ref(route.request)}}
+            bodies["multipart/form-data"] = {"schema": {"type": "object", **form}}
+        operation["requestBody"] = {"required": True, "content": bodies}
     _mark_needs(operation, route, models)
     if with_key and not route.is_open:
         operation["security"] = [{_SECURITY_SCHEME: []}]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from infinity_bento.core import EngineStatus, Item, ModelInfo, Outcome, Task
+from infinity_bento.decisions import DecisionRules
 from infinity_bento.errors import InfinityError
 
 # One token as /tokenize shows it: id, text, whether it is special, and start and end of its text in the prompted input,
@@ -93,6 +94,7 @@ class ApiSettings:
     request_timeout_seconds: float = 60.0  # 0: no limit
     api_key: str | None = field(default=None, repr=False)
     cors_allow_origin: tuple[str, ...] = ()  # "*": any
+    decisions: DecisionRules = field(default_factory=DecisionRules)
     version: str = ""
     revision: str | None = None  # commit of this build, shown by /info
     docker_label: str | None = None

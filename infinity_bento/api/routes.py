@@ -45,6 +45,7 @@ class Route:
         media: Content type of the 200 answer.
         statuses: Further statuses with their own schema, such as the 503 of a probe.
         is_open: No API key and no time limit: probes, metrics, documents.
+        forms: The body may be the part ``request`` of a multipart form, with files beside it.
     """
 
     paths: tuple[str, ...]
@@ -60,6 +61,7 @@ class Route:
     media: str = "application/json"
     statuses: Mapping[int, str] | None = None
     is_open: bool = False
+    forms: bool = False
 
 
 class RouteIndex:

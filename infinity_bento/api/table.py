@@ -217,6 +217,7 @@ def _decision_rows() -> tuple[Route, ...]:
                     "mood": {"type": "score", "instructions": "How upset?", "criteria": ["calm", "annoyed", "furious"]},
                 },
             },
+            forms=True,
         ),
     )
 

@@ -23,7 +23,7 @@ from infinity_bento.checkpoints.json_files import JsonObject
 from infinity_bento.checkpoints.temperatures import Temperatures
 from infinity_bento.checkpoints.tensor_files import read_file
 from infinity_bento.core import Encoded, Item
-from infinity_bento.decisions import Decision, DecisionRequest, Json, Question, QuestionKind
+from infinity_bento.decisions import Decision, DecisionRequest, FieldPath, Json, Question, QuestionKind
 from infinity_bento.errors import InfinityError, InputTooLong, InvalidInput
 from infinity_bento.heads.decisions.answers import answer
 from infinity_bento.heads.decisions.clef_head import Fields, HeadShape, JointHead, Span, span_means
@@ -102,7 +102,7 @@ class ClefWriter:
                 asked = request.questions[index]
                 raise InvalidInput(
                     f"Question {asked.id!r} has a text without any token for this model: write it in other words.",
-                    param=f"questions.{asked.id}",
+                    param=FieldPath("questions", asked.id),
                 )
             return first, len(ids)
 
@@ -133,8 +133,8 @@ def field_texts(number: int, question: Question, order: Sequence[int]) -> list[s
     """The pieces of one question."""
     asked = question.instructions
     texts = [
-        f"\nFIELD {number}\nID: {question.id}\nTYPE: {question.kind.value}\nINSTRUCTION: ",
-        compact(question.id if asked is None or asked == "" else asked),
+        f"\nFIELD {number}\nID: {question.shown_id}\nTYPE: {question.kind.value}\nINSTRUCTION: ",
+        compact(question.shown_id if asked is None or asked == "" else asked),
         OPTIONS,
     ]
     for place, index in enumerate(order, start=1):

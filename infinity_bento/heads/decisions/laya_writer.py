@@ -14,7 +14,7 @@ import numpy as np
 
 from infinity_bento.checkpoints.laya import KINDS, LayaSpec
 from infinity_bento.core import BlockMask, Encoded
-from infinity_bento.decisions import DecisionRequest, Json, Question, QuestionKind
+from infinity_bento.decisions import DecisionRequest, FieldPath, Json, Question, QuestionKind
 from infinity_bento.errors import InputTooLong, InvalidInput
 from infinity_bento.inputs.plain_text import PlainText
 
@@ -91,7 +91,7 @@ class LayaWriter:
             raise InputTooLong(
                 f"Only {fit} of the {len(markers)} options of question {question.id!r} fit into the {self._max_length} "
                 "tokens of this model: ask with fewer options.",
-                param=f"questions.{question.id}.criteria",
+                param=FieldPath("questions", question.id, "criteria"),
             )
         room = max(0, self._max_length - len(head) - 1)
         # The end of a conversation is its newest part.
@@ -157,7 +157,7 @@ def _instructions(question: Question) -> str:
     if given is None or given in ([], {}) or (isinstance(given, str) and not given.strip()):
         raise InvalidInput(
             f"Question {question.id!r} has no instructions, which this model needs: say what it shall decide.",
-            param=f"questions.{question.id}.instructions",
+            param=FieldPath("questions", question.id, "instructions"),
         )
     return _json(given)
 

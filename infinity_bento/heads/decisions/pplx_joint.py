@@ -26,7 +26,7 @@ from infinity_bento.checkpoints.pplx_joint import OWN_FILE, PROTOCOL_FILE, Joint
 from infinity_bento.checkpoints.temperatures import Temperatures
 from infinity_bento.checkpoints.tensor_files import read_file
 from infinity_bento.core import Encoded, Item
-from infinity_bento.decisions import Decision, DecisionRequest, Json, Question, QuestionKind
+from infinity_bento.decisions import Decision, DecisionRequest, FieldPath, Json, Question, QuestionKind
 from infinity_bento.errors import InfinityError, InputTooLong, InvalidInput, LoadError, WeightMismatch
 from infinity_bento.heads.decisions.answers import answer
 from infinity_bento.heads.rows import not_finite
@@ -114,7 +114,7 @@ class JointWriter:
             raise InvalidInput(
                 f"Question {question.id!r} has {len(question.options)} options, but this model has codes for "
                 f"{len(spec.codes)}: ask with fewer.",
-                param=f"questions.{question.id}.criteria",
+                param=FieldPath("questions", question.id, "criteria"),
             )
         asked = question.instructions
         if asked is None or asked == "":

@@ -19,7 +19,7 @@ from torch import Tensor
 from infinity_bento.batching.packing import PackedBatch
 from infinity_bento.checkpoints.temperatures import Temperatures
 from infinity_bento.core import Encoded, Item
-from infinity_bento.decisions import Decision, DecisionRequest, Json, Question, QuestionKind
+from infinity_bento.decisions import Decision, DecisionRequest, FieldPath, Json, Question, QuestionKind
 from infinity_bento.errors import InfinityError, InputTooLong, InvalidInput
 from infinity_bento.heads.decisions.answers import answer
 from infinity_bento.heads.rows import not_finite
