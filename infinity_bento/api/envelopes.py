@@ -281,6 +281,26 @@ SYSTEMONE = Dialect(
 )
 
 
+# At /v1/decisions OpenAI's client looks for ``error.message`` and the typesafe SDK finds it there too.
+
+
+def _decisions_envelope(error: InfinityError) -> dict[str, Any]:
+    return _systemone_envelope(error) | _openai_envelope(error)
+
+
+DECISIONS = Dialect(
+    name="Decisions",
+    statuses=SYSTEMONE.statuses,
+    envelope=_decisions_envelope,
+    schema={
+        "type": "object",
+        "required": ["error", "error_type", "detail"],
+        "properties": {**SYSTEMONE.schema["properties"], **OPENAI.schema["properties"]},
+    },
+    request_id=SYSTEMONE.request_id,
+)
+
+
 def dialect_of_unknown(path: str) -> Dialect:
     """The error shape for a path that no route has: of the clients that use such paths."""
     if path.startswith("/v1/"):

@@ -26,6 +26,7 @@ Path = tuple[str | int, ...]
 DEEPEST = 100  # containers in containers; writers of JSON give up not far beyond
 KINDS = {kind.value: kind for kind in QuestionKind}
 PICTURE_TYPES = ("image", "image_url", "input_image")
+PART_FIELDS = ("content", "output")  # of a message, and of what a tool answered
 
 
 def read_request(body: Body, rules: DecisionRules | None = None) -> DecisionRequest:
@@ -57,12 +58,13 @@ def check_state(path: Path, state: Any) -> None:
         refuse(path, state, "a string, an object or an array")
     plain_json(path, state)
     messages = state.get("messages") if type(state) is dict and len(state) == 1 else state
+    inside = (*path, "messages") if messages is not state else path
     for index, message in enumerate(messages if type(messages) is list else ()):
-        parts = message.get("content") if type(message) is dict else None
-        for place, part in enumerate(parts if type(parts) is list else ()):
-            if type(part) is dict and part.get("type") in PICTURE_TYPES:
-                inside = (*path, "messages") if messages is not state else path
-                refuse((*inside, index, "content", place), part, "text: images are not seen by the models served here")
+        for field in PART_FIELDS if type(message) is dict else ():
+            parts = message.get(field)
+            for place, part in enumerate(parts if type(parts) is list else ()):
+                if type(part) is dict and part.get("type") in PICTURE_TYPES:
+                    refuse((*inside, index, field, place), part, "text: images are not seen by the models served here")
 
 
 def check_count(path: Path, count: int, most: int, what: str) -> None:

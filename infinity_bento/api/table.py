@@ -11,13 +11,14 @@ from infinity_bento.api import (
     probes,
     schemas,
     systemone,
+    systemone_openai,
     tei,
     tei_default,
     tei_info,
     tei_scores,
     tei_tokens,
 )
-from infinity_bento.api.envelopes import COHERE, OPENAI, SYSTEMONE, TEI
+from infinity_bento.api.envelopes import COHERE, DECISIONS, OPENAI, SYSTEMONE, TEI
 from infinity_bento.api.exchange import Handler
 from infinity_bento.api.pages import HTML_TYPE, DocumentPages, metrics
 from infinity_bento.api.routes import Route
@@ -36,6 +37,7 @@ SCHEMAS: dict[str, Any] = {
     **infinity.SCHEMAS,
     **cohere.SCHEMAS,
     **systemone.SCHEMAS,
+    **systemone_openai.SCHEMAS,
     **probes.SCHEMAS,
     "Text": {"type": "string"},
     "Document": {"type": "object", "required": ["openapi", "info", "paths"]},
@@ -196,7 +198,7 @@ def _scoring_rows() -> tuple[Route, ...]:
 def _decision_rows() -> tuple[Route, ...]:
     return (
         Route(
-            ("/v1/systemone", "/v1/decisions"),
+            ("/v1/systemone",),
             "POST",
             systemone.decide,
             SYSTEMONE,
@@ -216,6 +218,26 @@ def _decision_rows() -> tuple[Route, ...]:
                     },
                     "mood": {"type": "score", "instructions": "How upset?", "criteria": ["calm", "annoyed", "furious"]},
                 },
+            },
+            forms=True,
+        ),
+        Route(
+            ("/v1/decisions",),
+            "POST",
+            systemone_openai.decide_either,
+            DECISIONS,
+            "Typed decisions (Perplexity, OpenAI)",
+            "DecisionsResponse",
+            "DecisionsRequest",
+            tasks=(Task.DECIDE,),
+            example={
+                "model": "$MODEL",
+                "input": "I was charged twice.",
+                "questions": [
+                    {"type": "predicate", "instructions": "Does the customer ask for money back?"},
+                    {"type": "choice", "instructions": "Who takes it?", "choices": [{"value": "pay"}, {"value": "it"}]},
+                    {"type": "score", "instructions": "How upset?", "levels": [{"label": "calm"}, {"label": "mad"}]},
+                ],
             },
             forms=True,
         ),

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 from typesafe_sdk import (
     AsyncTypeSafeClient,
@@ -52,6 +53,10 @@ class Counting(FakeEngine):
     async def submit(self, name: str, items: list[Item]) -> Any:
         self.computed += 1
         return await super().submit(name, items)
+
+
+def address(port: int) -> str:
+    return f"http://127.0.0.1:{port}/v1"
 
 
 def call(port: int, **fields: Any) -> Any:
@@ -129,6 +134,25 @@ async def test_a_full_server_is_asked_again() -> None:
         with pytest.raises(TypeSafeRateLimitError):
             await asyncio.to_thread(call, port)
     assert engine.computed == 3
+
+
+async def test_the_openai_client_decides() -> None:
+    engine = Counting()
+    questions: Any = [
+        {"type": "predicate", "instructions": "ok?", "name": "p"},
+        {"type": "choice", "instructions": "?", "choices": [{"value": "a"}, {"value": False}]},
+        {"type": "score", "instructions": "?", "levels": [{"label": "lo"}, {"label": "hi"}]},
+    ]
+    async with serving(engine) as port, openai.AsyncOpenAI(api_key="any", base_url=address(port)) as client:
+        decision = await client.decisions.create(model="decider", input="hello", questions=questions)
+        with pytest.raises(openai.UnprocessableEntityError, match="`input` is") as caught:
+            await client.decisions.create(model="decider", input="", questions=questions)
+    assert caught.value.param == "input" and caught.value.request_id
+    first, second, third = decision.answers
+    assert (first.type, first.name, first.probability) == ("predicate", "p", pytest.approx(2 / 3))  # type: ignore[union-attr]
+    assert second.choice is False and third.probabilities[1].label == "hi"  # type: ignore[union-attr]
+    assert decision.usage.total_tokens == 0
+    assert engine.computed == 1
 
 
 @pytest.mark.parametrize("key", [None, "sesame"])
