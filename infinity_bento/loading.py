@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ import torch
 from transformers import CONFIG_MAPPING, MODEL_MAPPING, AttentionInterface, AutoTokenizer  # noqa: F401
 
 from infinity_bento.batching.batcher import Batcher
+from infinity_bento.batching.packing import computed_tokens
 from infinity_bento.checkpoints.decisions import Protocol
 from infinity_bento.checkpoints.families import length_limit
 from infinity_bento.checkpoints.late_interaction import read_late_interaction
@@ -121,7 +123,12 @@ def load_model(
         tokenizer = tokenizer_job.result()
         heads = build_heads(plan, settings, backbone, tokenizer)
         if Task.DECIDE in heads:
-            tokenizer = DecisionTokenizer(tokenizer, heads[Task.DECIDE].encode)
+            tokenizer = DecisionTokenizer(
+                tokenizer,
+                heads[Task.DECIDE].encode,
+                budget=settings.max_batch_tokens,
+                computed=partial(computed_tokens, causal=backbone.causal),
+            )
     with stages.stage(check):
         backbone.self_check()
     runner = Runner(backbone, heads)

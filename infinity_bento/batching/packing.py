@@ -269,6 +269,12 @@ def pack(
     )
 
 
+def computed_tokens(sequences: Sequence[Encoded], *, causal: bool) -> int:
+    """Tokens that run through the model for these sequences in one batch: ``rows`` of what ``pack`` would make."""
+    folded = _fold(sequences, "cpu", causal=causal)
+    return sum(map(len, sequences)) if folded is None else folded.nodes
+
+
 def _fold(chosen: Sequence[Encoded], device: torch.device | str, *, causal: bool) -> Fold | None:
     """The tree of a batch, where its sequences have shared prefixes that may be computed once."""
     if len(chosen) < 2 or any(s.position_ids or s.token_type_ids or s.static for s in chosen):
