@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 from infinity_bento.batching.batcher import Batcher
 from infinity_bento.batching.permits import Permits, Waiter
 from infinity_bento.batching.ticket import Entry, PartsTicket, Ticket
-from infinity_bento.core import Encoded, Item, ModelInfo, Outcome, Result, Task, Timing
+from infinity_bento.core import Item, ModelInfo, Outcome, Result, Task, Timing
 from infinity_bento.errors import (
     BatchTooLarge,
     CapacityError,
     DeadlineExceeded,
     InfinityError,
-    InputTooLong,
     NotReady,
     Overloaded,
 )
@@ -198,8 +197,6 @@ class ServedModel:
             elif encoding.merge is not None:
                 parts = PartsTicket(ticket, index, encoding)
                 entries += [Entry(parts, i, part, seconds, now) for i, part in enumerate(encoding.sequences)]
-            elif len(encoding) > self.batcher.token_budget:
-                failed.append((ticket, index, self._too_large(encoding)))
             else:
                 entries.append(Entry(ticket, index, encoding, seconds, now))
         if entries:
@@ -210,13 +207,6 @@ class ServedModel:
             self.observe_queue()
         for owner, index, reason in failed:
             owner.resolve(index, reason)
-
-    def _too_large(self, encoding: Encoded) -> InputTooLong:
-        """The refusal of an item whose sequences are computed together and are more than one batch holds."""
-        return InputTooLong(
-            f"The input is {len(encoding.sequences)} sequences of {len(encoding)} tokens together, more than the limit "
-            f"of {self.batcher.token_budget} (max-batch-tokens): ask for less in one request."
-        )
 
     def close(self) -> None:
         """Finish the running batches, refuse the waiting entries, end all threads."""

@@ -68,7 +68,7 @@ def slots_of(slots: Mapping[QuestionKind, Slots], question: Question) -> Slots:
         raise InvalidInput(
             f"Question {question.id!r} has {len(question.options)} options, but this model has codes for "
             f"{len(found.codes)}{of_kind}: ask with fewer.",
-            param=f"questions.{question.id}.criteria",
+            param=FieldPath("questions", question.id, "criteria"),
         )
     return found
 
