@@ -12,8 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import bentoml
+import httpx
+import openai
 import pytest
-from typesafe_sdk import AsyncTypeSafeClient, Choice, Noul, Score, TypeSafeClient
+from typesafe_sdk import (
+    AsyncTypeSafeClient,
+    Choice,
+    Image,
+    Noul,
+    Score,
+    TypeSafeClient,
+    TypeSafeUnprocessableEntityError,
+)
 
 from tests import tiny_readouts
 from tests.bentos import ROOT, Served, environment, serve
@@ -73,6 +83,59 @@ def test_the_sdk_sync_and_async_with_a_compressed_body(served: Served) -> None:
     checked(asyncio.run(ask()).answers)
 
 
+PICTURE = b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 8  # enough that the form is sent as zstd
+
+
+def total(url: str, name: str, **labels: str) -> float:
+    """The sum of a counter over the series with these labels."""
+    lines = httpx.get(f"{url}/metrics").text.splitlines()
+    wanted = [f'{label}="{value}"' for label, value in labels.items()]
+    return sum(
+        float(line.rsplit(" ", 1)[1])
+        for line in lines
+        if line.startswith(name + "{") and all(text in line for text in wanted)
+    )
+
+
+def test_the_sdk_sends_an_image_once_and_goes_on(served: Served) -> None:
+    """As a multipart form, refused for want of a vision tower; what is refused is neither repeated nor computed."""
+
+    def refusals() -> float:
+        return total(served.url, "infinity_errors_total", code="invalid_input")
+
+    def batches() -> float:
+        return total(served.url, "infinity_batch_inputs_count")
+
+    before, computed = refusals(), batches()
+    with TypeSafeClient(api_key="any", base_url=served.url) as client:
+        with pytest.raises(TypeSafeUnprocessableEntityError, match="vision tower") as caught:
+            client.system_one(state={"photo": Image(PICTURE), "note": "it is broken"}, questions=QUESTIONS)
+        assert caught.value.request_id
+        assert (refusals(), batches()) == (before + 1, computed)
+        checked(client.system_one(state="It is broken.", questions=QUESTIONS).answers)
+    assert (refusals(), batches()) == (before + 1, computed + 1)
+
+
+def test_the_openai_client(served: Served) -> None:
+    questions: Any = [
+        {"type": "predicate", "instructions": "Does the customer ask for money back?", "name": "refund"},
+        {"type": "choice", "instructions": "Is it ours?", "choices": [{"value": True}, {"value": "no"}]},
+        {"type": "score", "instructions": "How upset?", "levels": [{"label": "calm"}, {"label": "furious"}]},
+    ]
+    messages: Any = [{"role": "user", "content": [{"type": "input_text", "text": "I was charged twice."}]}]
+    with openai.OpenAI(api_key="any", base_url=f"{served.url}/v1") as client:
+        decision = client.decisions.create(model="jev-latest", input=messages, questions=questions)
+        with pytest.raises(openai.UnprocessableEntityError) as caught:
+            client.decisions.create(model="jev-latest", input=messages, questions=[])
+    refund, ours, upset = decision.answers
+    assert refund.type == "predicate" and refund.name == "refund" and 0 <= refund.probability <= 1
+    assert ours.type == "choice" and ours.choice in (True, "no")
+    assert sum(share.probability for share in ours.probabilities) == pytest.approx(1)
+    assert upset.type == "score" and 0 <= upset.score <= 1 and upset.probabilities[1].label == "furious"
+    assert decision.model == "decider" and decision.usage.total_tokens == decision.usage.input_tokens > 0
+    assert caught.value.param == "questions"
+
+
 def test_the_bentoml_client(served: Served) -> None:
     asked = {"refund": {"type": "noul", "instructions": "refund?"}}
     with bentoml.SyncHTTPClient(served.url, server_ready_timeout=30) as client:
@@ -82,8 +145,6 @@ def test_the_bentoml_client(served: Served) -> None:
 
 
 def test_the_metrics_count_what_was_shared(served: Served) -> None:
-    import httpx
-
     body = {
         "model": "decider",
         "state": "word " * 300,
@@ -93,6 +154,4 @@ def test_the_metrics_count_what_was_shared(served: Served) -> None:
         f"{served.url}/v1/systemone", content=json.dumps(body), headers={"content-type": "application/json"}
     )
     assert answer.status_code == 200
-    lines = httpx.get(f"{served.url}/metrics").text.splitlines()
-    shared = sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("infinity_shared_tokens_total{"))
-    assert shared > 0.7 * answer.json()["usage"]["input_tokens"]
+    assert total(served.url, "infinity_shared_tokens_total") > 0.7 * answer.json()["usage"]["input_tokens"]

@@ -15,7 +15,7 @@ from infinity_bento.checkpoints.late_interaction import is_late_interaction, rea
 from infinity_bento.checkpoints.layout import Layout, max_input_length, read_layout
 from infinity_bento.checkpoints.purpose import HeadKind, Purpose, purpose_of
 from infinity_bento.checkpoints.resolve import ResolvedModel, resolve
-from infinity_bento.checkpoints.temperatures import Temperatures, in_force
+from infinity_bento.checkpoints.temperatures import CALIBRATION_FILE, Temperatures, in_force
 from infinity_bento.core import Pooling, Task
 from infinity_bento.errors import ConfigError
 from infinity_bento.settings import ModelSettings, Settings
@@ -63,9 +63,10 @@ def read_plan(settings: ModelSettings, found: ResolvedModel) -> ModelPlan:
         layout = language_model(layout, decides[0])
     config_file = layout.transformer_path / "config.json"
     family = STATIC if layout.transformer is None else family_of(layout.config, config_file)
+    calibration: tuple[str, ...] = ()
     if decides is not None:
         purpose = decision_purpose(*decides, pooling=settings.pooling)
-        check_calibration(settings, layout)
+        calibration = calibration_notes(settings, layout)
     elif settings.decision_calibration is not None:
         raise ConfigError(
             f"--decision-calibration is for decision models, and {settings.model_id} is none: leave it out."
@@ -80,7 +81,7 @@ def read_plan(settings: ModelSettings, found: ResolvedModel) -> ModelPlan:
     limit, notes = input_limit(settings, layout, family)
     notes += () if decides is None else decision_notes(layout.path, decides[0])
     prompt = default_prompt(settings, layout)
-    return ModelPlan(found, layout, family, purpose, limit, prompt, (*found.notes, *notes))
+    return ModelPlan(found, layout, family, purpose, limit, prompt, (*found.notes, *notes, *calibration))
 
 
 def decision_purpose(protocol: Protocol, reason: str, *, pooling: Pooling | None) -> Purpose:
@@ -94,13 +95,17 @@ def decision_purpose(protocol: Protocol, reason: str, *, pooling: Pooling | None
     return Purpose(HeadKind.DECISION, (Task.DECIDE,), reason, protocol=protocol)
 
 
-def check_calibration(settings: ModelSettings, layout: Layout) -> None:
-    """Read the calibration that will be in force.
+def calibration_notes(settings: ModelSettings, layout: Layout) -> tuple[str, ...]:
+    """Which calibration will be in force, if there is one; it is read, and can be.
 
     Raises:
         LoadError: Its file is missing or malformed.
     """
-    in_force(Temperatures(), layout.path, calibration_file(settings))
+    file = calibration_file(settings)
+    in_force(Temperatures(), layout.path, file)
+    if file is None and not (layout.path / CALIBRATION_FILE).is_file():
+        return ()
+    return (f"calibrated: the temperatures of {file or CALIBRATION_FILE} win over the checkpoint's",)
 
 
 def calibration_file(settings: ModelSettings) -> Path | None:
