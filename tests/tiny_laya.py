@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
+import shutil
 import warnings
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,16 @@ def folder(layout: str = "sequential", seed: int = 0) -> Path:
     model = DecisionModel(encoder, head_layers=2, n_act=2).eval()
     spread(model, encoder)
     write(path, model, config, {**CONFIG, "option_layout": layout})
+    return path
+
+
+@functools.cache
+def long_folder() -> Path:
+    """A checkpoint whose head has room for 255 options, as published ones have."""
+    path = tiny.root() / "laya-long"
+    shutil.copytree(folder(), path)
+    settings = {**CONFIG, "max_len": 4096, "head_max_len": 3072}
+    (path / "rl_agent_config.json").write_text(json.dumps(settings))
     return path
 
 
