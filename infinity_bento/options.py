@@ -414,7 +414,7 @@ SERVER_OPTIONS = (
         "decision-neutral-ids",
         BOOLEAN,
         False,
-        "Show Clef q1, q2 ... instead of the ids of the questions, so that renaming them changes no answer.",
+        "Show q1, q2 ... to models that read the ids of the questions (Clef, some templates); names then do not count.",
     ),
     Option(
         "huggingface-hub-cache",

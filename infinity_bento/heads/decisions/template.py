@@ -115,7 +115,7 @@ class TemplateWriter:
             options = options[::-1]
         named = question.kind is QuestionKind.CHOICE
         return {
-            "name": self._text.sign(question.id),
+            "name": self._text.sign(question.shown_id),
             "type": question.kind.value,
             "instructions": self._text.sign(question.instructions),
             "options": [self._text.sign(option.name) if named else option.name for option in options],

@@ -211,6 +211,18 @@ def test_one_template_for_all_questions_writes_the_beginnings_of_one_text(tmp_pa
 
 
 @pytest.mark.parametrize("template", [ONE, ALL], ids=["one", "all"])
+def test_a_neutral_id_is_read_in_place_of_the_questions_own(tmp_path: Path, template: str) -> None:
+    engine = engine_of(with_files(tmp_path / "m", template), warmup="false")
+
+    def ids(name: str, shown_as: str | None) -> list[list[int]]:
+        question = Question(name, QuestionKind.CHOICE, (Option("a"), Option("b")), "?", shown_as=shown_as)
+        return prompt_ids(engine, DecisionRequest("state", (question,)))
+
+    assert ids("mine", "q1") == ids("yours", "q1") == ids("q1", None) != ids("mine", None)
+    engine.close()
+
+
+@pytest.mark.parametrize("template", [ONE, ALL], ids=["one", "all"])
 def test_no_text_of_a_caller_becomes_a_mark_of_a_template(tmp_path: Path, template: str) -> None:
     folder = with_files(tmp_path / "m", template)
     engine = engine_of(folder, warmup="false")

@@ -50,6 +50,20 @@ def test_requests_share_a_batch_without_seeing_each_other(served: tuple[Backbone
             np.testing.assert_allclose(alone.probabilities, decision.probabilities, atol=1e-5)
 
 
+def test_renaming_counts_unless_the_ids_are_neutral(served: tuple[Backbone, ClefProtocol]) -> None:
+    request = requests()[0]
+
+    def ids(prefix: str, *, neutral: bool) -> list[int]:
+        questions = [
+            replace(question, id=prefix + question.id, shown_as=f"q{number}" if neutral else None)
+            for number, question in enumerate(request.questions, start=1)
+        ]
+        return served[1].encode(replace(request, questions=tuple(questions))).input_ids
+
+    assert ids("a-", neutral=True) == ids("b-", neutral=True)
+    assert ids("a-", neutral=False) != ids("b-", neutral=False)
+
+
 def test_a_question_changes_the_answers_of_the_others(served: tuple[Backbone, ClefProtocol]) -> None:
     request = requests()[0]
     changed = replace(
