@@ -97,6 +97,8 @@ def _by_files(folder: Path) -> tuple[Protocol, str] | None:
         named = Protocol(own.choice("protocol", "", tuple(Protocol)))
         if named in (Protocol.ONEJEV, Protocol.BLOCK):
             _check_mask(own, named, slot_lm.read_slots(folder))
+        elif named is not Protocol.PPLX_JOINT:
+            _check_bare(own, named)
         return named, str(own.file)
     config = JsonObject.read_optional(folder / CONFIG_FILE)
     if not config.data:
@@ -135,6 +137,22 @@ def _check_mask(own: JsonObject, named: Protocol, spec: slot_lm.SlotSpec) -> Non
     if spec.blocks is not None and spec.blocks != (named is Protocol.BLOCK):
         mask = slot_lm.BLOCK if spec.blocks else slot_lm.CAUSAL
         raise LoadError(f"{own.file}: 'protocol' is {named.value!r}, but {spec.origin} asks for the mask {mask}.")
+
+
+def _check_bare(own: JsonObject, named: Protocol) -> None:
+    """Families with files of their own are only named.
+
+    Raises:
+        LoadError: There is more in the file, which nobody would read.
+    """
+    if own.integer("format_version") != 1:
+        raise own.wrong("format_version", "1")
+    unread = sorted(set(own.data) - {"format_version", "protocol"})
+    if unread:
+        raise LoadError(
+            f"{own.file}: key {unread[0]!r} is not read for {named}; only format_version and protocol are. Remove it, "
+            "and put temperatures into a calibration file."
+        )
 
 
 def decision_notes(folder: Path, protocol: Protocol) -> tuple[str, ...]:
