@@ -19,6 +19,8 @@ from infinity_bento.errors import LoadError, WeightMismatch
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 PREFIX = "base_model.model."
+# What may stand before the layers of a language model in a whole model.
+WRAPPERS = ("model.language_model.", "language_model.model.", "language_model.", "model.")
 DOWN, UP = ".lora_A.weight", ".lora_B.weight"
 # Settings that change what is added, with the values that leave it a plain LoRA.
 PLAIN = {
@@ -99,5 +101,4 @@ def _pairs(tensors: dict[str, Tensor], file: Path) -> Iterator[tuple[str, tuple[
 
 def _place(path: str, linears: dict[str, nn.Linear]) -> str:
     """The name of a layer in the bare language model, whatever it was wrapped in when the adapter was trained."""
-    parts = path.split(".")
-    return next((name for name in (".".join(parts[skip:]) for skip in range(len(parts))) if name in linears), path)
+    return next((name for name in map(path.removeprefix, WRAPPERS) if name in linears), path)

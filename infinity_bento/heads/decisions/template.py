@@ -15,7 +15,7 @@ from infinity_bento.decisions import DecisionRequest, Json, Option, Question, Qu
 from infinity_bento.errors import InvalidInput, LoadError
 from infinity_bento.heads.decisions.readout import Slots, checked_length, slots_of
 from infinity_bento.inputs.chat import template_marks
-from infinity_bento.inputs.marked_text import MarkedText
+from infinity_bento.inputs.marked_text import SIGN, MarkedText
 from infinity_bento.inputs.plain_text import PlainText
 
 MARK, SPLIT = "<|mark|>", "<|split|>"
@@ -70,16 +70,16 @@ class TemplateWriter:
         asked = [self._question(question) for question in request.questions]
         state = self._text.sign(request.state)
         groups = [asked] if self._joint else [[question] for question in asked]
-        sequences = [ids for group in groups for ids in self._render(state, group)]
+        sequences = [found for group in groups for found in self._render(state, group)]
         parts = []
-        for question, ids in zip(request.questions, sequences, strict=True):
+        for question, (ids, characters) in zip(request.questions, sequences, strict=True):
             checked_length(len(ids), self._max_length, question.id)
             rows = self.slots[question.kind].first + len(question.options)
-            parts.append(Encoded(ids, characters=len(ids), readout=rows))
+            parts.append(Encoded(ids, characters=characters, readout=rows))
         return Encoded([], parts=parts, characters=sum(part.characters for part in parts))
 
-    def _render(self, state: Json, group: Sequence[dict[str, Any]]) -> list[list[int]]:
-        """The sequence of each question of a group that is written as one text."""
+    def _render(self, state: Json, group: Sequence[dict[str, Any]]) -> list[tuple[list[int], int]]:
+        """The sequence of each question of a group that is written as one text, and the characters of that text."""
         try:
             text = self._tokenizer.apply_chat_template(
                 [{"role": "user", "content": ""}],
@@ -105,7 +105,8 @@ class TemplateWriter:
                 "behind some text: serve a checkpoint whose answers are labels.",
                 param="questions",
             )
-        return [ids[:mark] for mark in marks]
+        characters = len(text) - text.count(SIGN)
+        return [(ids[:mark], characters) for mark in marks]
 
     def _question(self, question: Question) -> dict[str, Any]:
         """What the template gets of a question; texts of the caller are signed."""

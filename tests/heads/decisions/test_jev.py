@@ -187,6 +187,13 @@ def test_adapters_that_do_not_fit_are_refused(tmp_path: Path) -> None:
             {f"base_model.model.layers.99.q.lora_{side}.weight": torch.zeros(4, 4) for side in "AB"},
             "has no linear in Qwen3_5TextModel",
         ),
+        (  # of another tower, whose layers are called the same
+            {
+                f"base_model.model.model.visual.layers.3.self_attn.q_proj.lora_{side}.weight": torch.zeros(4, 4)
+                for side in "AB"
+            },
+            "has no linear in Qwen3_5TextModel",
+        ),
     ):
         save_file({**tensors, **change}, file)
         with pytest.raises((LoadError, WeightMismatch), match=says):
