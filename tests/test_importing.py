@@ -15,12 +15,13 @@ import pytest
 from bentoml._internal.configuration.containers import BentoMLContainer
 from bentoml._internal.models import ModelStore
 
+from infinity_bento.checkpoints.preflight import plan_model
 from infinity_bento.checkpoints.resolve import find_in_store, resolve
 from infinity_bento.errors import ConfigError, LoadError
 from infinity_bento.importing import import_model, verify_weights
 from infinity_bento.settings import Settings
 from infinity_bento.settings import resolve as resolve_settings
-from tests import tiny
+from tests import tiny, tiny_laya
 from tests.fake_hub import COMMIT, TOKEN, FakeHub, point_at, serving_hub
 
 ROOT = Path(__file__).parent.parent
@@ -99,6 +100,19 @@ def test_a_folder(repository: Path) -> None:
     (repository / "config_sentence_transformers.json").write_text('{"prompts": {"query": "q: "}}')
     assert run(str(repository), "my-model")[0] != tag
     assert len(bentoml.models.list("my-model")) == 2
+
+
+def test_a_checkpoint_whose_config_is_in_a_subfolder(tmp_path: Path) -> None:
+    """Laya has its encoder and tokenizer in folders of their own; what the store has of it can be served."""
+    folder = shutil.copytree(tiny_laya.folder(), tmp_path / "laya")
+    tag, _ = run(str(folder))
+    assert stored_files(tag) == {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    stored = settings(tag, warmup="false")
+    plan = plan_model(stored.models[0], stored)
+    assert plan.found.source == "Bento model store" and plan.purpose.protocol == "laya"
+    (folder / "encoder" / "config.json").unlink()
+    with pytest.raises(LoadError, match=r"config\.json"):
+        run(str(folder), "broken")
 
 
 def test_the_hub_needed_files_only_and_by_name_revision_or_version(hub: FakeHub, store: Path) -> None:
